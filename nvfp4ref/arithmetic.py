@@ -1,0 +1,183 @@
+"""The variation points of NVFP4 quantization as data, and the named values of real quantizers.
+
+Quantizers in the wild differ in a handful of places.  Each place is a field of :class:`Arithmetic`; a
+quantizer is one value of it.  Presets reproduce real software, diagnosis searches over the fields, and
+tests plant faults with them.  What each choice computes stands in ``scaling.py`` and ``e2m1.py``.
+
+Notation of the comments: A tensor amax, a block amax, M = element_max·e4m3_max, fl one float32 rounding,
+S the global encode scale, D the global decode scale, d the decoded E4M3 block scale, e the encode scale.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, get_args, get_type_hints
+from typing import Literal as L
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """One quantizer's arithmetic; immutable, compared by value.  The defaults are Transformer Engine's.
+
+    Raises ValueError when a field has a value that is not one of its choices.
+    """
+
+    name: str = "te"
+
+    # -- amax ------------------------------------------------------------------------------------
+    amax_nan: L["ignore", "propagate"] = "ignore"  # what max(abs(x)) does with NaN, tensor and block
+    block_amax: L["abs", "signed"] = "abs"  # a = max(abs(x)), or the fault max(x)
+
+    # -- global scale ----------------------------------------------------------------------------
+    global_scale: L["quotient", "reciprocal-form", "reciprocal-then-multiply", "none"] = "quotient"
+    # quotient S = fl(M/A), D = fl(1/S); reciprocal-form D = fl(A/M), S = fl(1/D);
+    # reciprocal-then-multiply S = fl(fl(1/A)·M), D = fl(1/S); none S = D = 1
+    global_guard: L["te", "fused-rht", "reference", "none"] = "te"
+    # te: S = fmin(S, FLT_MAX), 1 if A or S is 0; fused-rht: A > 0 ? min.NaN(S, FLT_MAX) : 1;
+    # reference: min.NaN(S, FLT_MAX), 1 if S is 0; none: as computed
+    global_type: L["float32", "bfloat16"] = "float32"  # S rounded once more to bfloat16
+    e4m3_max: L[448, 256] = 448
+    headroom: float = 1.0  # element_max = 6·headroom; 16/17 makes stochastic rounding free of clipping
+
+    # -- block scale -----------------------------------------------------------------------------
+    block_scale: L[
+        "amax-times-sixth-of-scale",  # fl(a·fl(S·fl(1/6)))            te
+        "divide-by-6",  # fl(fl(a/6)·S)
+        "scale-then-sixth",  # fl(S·fl(a·fl(1/6)))
+        "divide-by-product",  # fl(a/fl(6·D))
+        "divide-twice",  # fl(fl(a/6)/D)
+        "prescaled",  # fl(fl(a·S)/6): the amax of x already scaled
+        "bfloat16",  # fl(bf16(a/6)·S)
+    ] = "amax-times-sixth-of-scale"
+    block_scale_max: L["float32-max", "e4m3-max", "none"] = "float32-max"  # clamp before E4M3
+    block_scale_nan: L["drop", "propagate"] = "drop"  # does that clamp drop NaN (fmin) or keep it
+    scale_rounding: L["nearest-even", "up", "truncate", "half-up", "power-of-two"] = "nearest-even"
+    scale_overflow: L["saturate", "nan", "nan-above-240"] = "saturate"
+    scale_nan_byte: int = 0x7F
+    scale_floor: float = 0.0  # d is at least this (2^-6, 2^-9)
+    zero_block_scale: int | None = None  # byte stored for an all-zero block, where not what the rest gives
+
+    # -- encode scale and scaled element ---------------------------------------------------------
+    encode_scale: L[
+        "reciprocal-of-product",  # e = fl(1/fl(d·D)),  y = fl(x·e)     te
+        "quotient",  # e = fl(S/d),  y = fl(x·e)
+        "reciprocal-product",  # e = fl(S·fl(1/d)),  y = fl(x·e)
+        "divide-by-product",  # y = fl(x/fl(d·D))
+        "divide-by-quotient",  # y = fl(x/fl(d/S))
+        "two-multiplications",  # y = fl(fl(x·S)·fl(1/d))
+        "bfloat16-coefficient",  # e = bf16(fmin(fl(S/d), bf16 max)),  y = fma(x, e, +0)
+        "unrounded-block-scale",  # e = fl(1/fl(s·D)) with s the block scale before its E4M3 rounding
+    ] = "reciprocal-of-product"
+    encode_max: L["float32-max", "none"] = "float32-max"  # clamp of e
+    encode_nan: L["drop", "propagate"] = "drop"  # does that clamp drop NaN or keep it
+
+    # -- element ---------------------------------------------------------------------------------
+    element_rounding: L["nearest-even", "ties-away", "ties-to-zero", "truncate"] = "nearest-even"
+    element_via: L["bfloat16", "float16"] | None = None  # y rounded to that type first
+    saturate: bool = True
+    negative_zero: L["keep", "drop-exact", "drop"] = "keep"
+    # keep: −0 and negatives that round to 0 give 8; drop-exact: y = −0 gives 0; drop: both give 0
+    nan_code: int = 7
+
+    # -- transform -------------------------------------------------------------------------------
+    rht_sum: L["tensor-core", "float32-four-lanes"] = "tensor-core"  # how 16 products are added
+
+    # -- stored form -----------------------------------------------------------------------------
+    packing: L["low-nibble-first", "high-nibble-first", "split-half"] = "low-nibble-first"
+    tile_scales: L["repeated", "tiled"] = "repeated"  # how a 16x16 tile's scale reaches its 16 rows
+
+    # -- variants --------------------------------------------------------------------------------
+    four_over_six: L["MAE", "MSE"] | None = None
+    four_over_six_fast_error: bool = False
+    row_scaled: bool = False
+    stochastic: L["sm100", "te-fallback", "te-jax", "ideal"] = "sm100"
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            if not any(value is choice or (type(value) is type(choice) and value == choice) for choice in choices):
+                raise ValueError(f"{name} is one of {', '.join(map(repr, choices))}; got {value!r}")
+        if not 0.5 <= self.headroom <= 1:
+            raise ValueError(f"headroom is a factor from 0.5 to 1 (1 or 16/17); got {self.headroom!r}")
+        if self.zero_block_scale is not None and not 0 <= self.zero_block_scale <= 255:
+            raise ValueError(f"zero_block_scale is a byte or None; got {self.zero_block_scale!r}")
+        if self.row_scaled and self.global_scale == "none":
+            raise ValueError("row_scaled needs a global scale")
+
+    @property
+    def element_max(self) -> float:
+        """Largest element the block amax is mapped to: 6, or less with headroom."""
+        return 6.0 * self.headroom
+
+    def fields(self) -> dict[str, Any]:
+        """The fields that differ from the preset of the same name, for messages and dumps."""
+        base = PRESETS.get(self.name, PRESETS["te"])
+        return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != getattr(base, f.name)}
+
+
+def _choices(annotation: Any) -> tuple[Any, ...]:
+    """The values a field may take, from its Literal annotation; () when it is free."""
+    found: tuple[Any, ...] = ()
+    if annotation is bool:
+        return (False, True)
+    for argument in get_args(annotation):
+        found += (None,) if argument is type(None) else (_choices(argument) or (argument,))
+    return found
+
+
+_CHOICES = {
+    name: choices
+    for name, annotation in get_type_hints(Arithmetic).items()
+    if (choices := _choices(annotation)) and name not in ("zero_block_scale",)
+}
+
+_TE = Arithmetic()
+
+#: name -> Arithmetic.  Versions and witnesses: docs/spec.md, section "Presets".
+PRESETS: dict[str, Arithmetic] = {
+    "te": _TE,
+    "te-fused-rht": replace(
+        _TE,
+        name="te-fused-rht",
+        amax_nan="propagate",
+        global_guard="fused-rht",
+        block_scale_max="none",
+        block_scale_nan="propagate",
+        encode_nan="propagate",
+    ),
+    "te-2.14": replace(_TE, name="te-2.14", block_scale="divide-by-6"),
+    "te-fast-math": replace(_TE, name="te-fast-math", encode_scale="bfloat16-coefficient"),
+    "te-reference": replace(
+        _TE,
+        name="te-reference",
+        amax_nan="propagate",
+        global_guard="reference",
+        block_scale_nan="propagate",
+        encode_nan="propagate",
+        negative_zero="drop-exact",
+        nan_code=0,
+        rht_sum="float32-four-lanes",
+    ),
+    "four-over-six": replace(_TE, name="four-over-six", four_over_six="MAE", e4m3_max=256),
+}
+
+
+def arithmetic(name: str | Arithmetic = "te", /, **changes: Any) -> Arithmetic:
+    """A preset, or an Arithmetic, with fields replaced.
+
+    >>> arithmetic("te", four_over_six="MAE", e4m3_max=256).e4m3_max
+    256
+
+    Raises ValueError for an unknown preset or value, TypeError for an unknown field; both list the known.
+    """
+    if isinstance(name, Arithmetic):
+        base = name
+    elif name in PRESETS:
+        base = PRESETS[name]
+    else:
+        raise ValueError(f"unknown arithmetic {name!r}; the presets are {', '.join(PRESETS)}")
+    known = {f.name for f in fields(Arithmetic)} - {"name"}
+    unknown = sorted(set(changes) - known)
+    if unknown:
+        raise TypeError(f"Arithmetic has no field {', '.join(unknown)}; its fields are {', '.join(sorted(known))}")
+    return replace(base, **changes)

@@ -1,0 +1,93 @@
+"""E4M3 block-scale codes.  Rules E4M3-VALUES, E4M3-RNE, E4M3-SATURATE, E4M3-NAN.
+
+A byte is sign, 4 exponent bits (bias 7) and 3 mantissa bits; 0x7F and 0xFF are NaN, there is no Inf, the
+largest value is 448 (0x7E) and the smallest 2^-9 (0x01).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from .arrays import as_float32
+from .fp32 import F32, NAN, U8, AnyArray
+
+MAX = np.float32(448)
+NAN_BYTE = 0x7F
+
+
+def _value(byte: int) -> float:
+    exponent, mantissa = byte >> 3 & 15, byte & 7
+    if byte & 0x7F == NAN_BYTE:
+        return float("nan")
+    magnitude = mantissa * 2.0**-9 if exponent == 0 else (8 + mantissa) * 2.0 ** (exponent - 10)
+    return -magnitude if byte & 0x80 else magnitude
+
+
+VALUES: F32 = np.array([_value(byte) for byte in range(256)], np.float32)
+VALUES[[0x7F, 0xFF]] = NAN
+
+
+UNIT = np.uint32(1 << 20)  # one code step: the 20 float32 fraction bits that E4M3 does not keep
+_MIN_NORMAL = np.float32(2.0**-6)
+
+#: what is added to a magnitude in units of 2^-20 of a code step before its fraction is cut off
+ROUNDING: dict[str, Callable[[AnyArray], AnyArray | np.uint32]] = {
+    "nearest-even": lambda u: np.uint32(0x7FFFF) + (u >> np.uint32(20) & np.uint32(1)),
+    "half-up": lambda u: np.uint32(0x80000),
+    "up": lambda u: np.uint32(0xFFFFF),
+    "truncate": lambda u: np.uint32(0),
+}
+
+
+def encode_magnitude(magnitude: F32, rounding: str = "nearest-even") -> AnyArray:
+    """E4M3 codes of finite non-negative float32, not yet limited to 0x7E (464 and more give 0x7F up).
+
+    From 2^-6 up the float32 bits, their exponent rebased to E4M3's bias of 7, count in units of 2^-20 of a
+    code step; below, a step is 2^-9 and the same count is x·2^29, with a sticky last bit for what is lost.
+    """
+    fixed = np.minimum(magnitude, _MIN_NORMAL) * np.float32(2.0**29)
+    units = fixed.astype(np.uint32)
+    units |= units != fixed
+    units = np.where(magnitude >= _MIN_NORMAL, magnitude.view(np.uint32) - np.uint32(120 << 23), units)
+    return (units + ROUNDING[rounding](units)) >> np.uint32(20)
+
+
+def encode(
+    x: ArrayLike, rounding: str = "nearest-even", *, overflow: str = "saturate", nan_byte: int = NAN_BYTE
+) -> U8:
+    """E4M3 bytes of float32 values, as ``cvt.rn.satfinite.e4m3x2.f32`` gives them.
+
+    Nearest, ties to the even code, subnormals used; above 448 and Inf saturate to 0x7E with the sign;
+    NaN gives 0x7F, whatever its sign.
+
+    Args:
+        x: float32 array of any shape (other dtypes must be exactly representable in float32).
+        rounding: "nearest-even" or one of the deviations "up", "truncate", "half-up".
+        overflow: "saturate"; "nan": what rounds above 448 becomes ``nan_byte`` with its sign.
+    Returns:
+        uint8 array of x's shape.
+    Raises:
+        TypeError: x is not floating point.  ValueError: a float64 is not a float32 value, unknown option.
+    """
+    if rounding not in ROUNDING:
+        raise ValueError(f"rounding {rounding!r} is not one of {', '.join(map(repr, ROUNDING))}")
+    if overflow not in ("saturate", "nan"):
+        raise ValueError(f"overflow {overflow!r} is not 'saturate' or 'nan'")
+    values = as_float32(x)
+    magnitude = np.fmin(np.abs(values), np.float32(512))  # beyond every finite code, and so is NaN for now
+    code = encode_magnitude(magnitude, rounding)
+    code = np.where(code > 0x7E, np.uint32(0x7E if overflow == "saturate" else NAN_BYTE), code).astype(np.uint8)
+    code |= np.signbit(values).view(np.uint8) * np.uint8(0x80)
+    code[np.isnan(values)] = nan_byte
+    return code
+
+
+def decode(code: ArrayLike) -> F32:
+    """float32 values of E4M3 bytes (0x7F and 0xFF give NaN); TypeError unless uint8."""
+    code = np.asarray(code)
+    if code.dtype != np.uint8:
+        raise TypeError(f"E4M3 bytes are uint8; got dtype {code.dtype}")
+    return VALUES[code]

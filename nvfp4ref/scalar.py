@@ -1,0 +1,416 @@
+"""NVFP4 one number at a time: the slow twin of the vectorised rooms, which reads like the specification.
+
+Numbers are Python floats that hold float32 values; every operation is computed exactly in rationals and
+rounded once by :func:`fl`, so nothing here leans on NumPy, on the processor's rounding or on a library cast.
+Tests prove it equal to the fast path: over every code and threshold, every bfloat16 and float16 pattern, and
+by property elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from fractions import Fraction
+
+from .arithmetic import Arithmetic
+
+NAN, INF = math.nan, math.inf
+FLT_MAX = (2 - 2.0**-23) * 2.0**127
+MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+# -- float32 arithmetic, rule FP32-RULES ---------------------------------------------------------------
+
+
+def round_to_format(value: Fraction, precision: int, emin: int, emax: int) -> float:
+    """Nearest value with ``precision`` significant bits, ties to even; subnormal below 2^emin, Inf past emax."""
+    if value == 0:
+        return 0.0
+    magnitude = abs(value)
+    exponent = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
+    if magnitude < Fraction(2) ** exponent:
+        exponent -= 1
+    unit = Fraction(2) ** (max(exponent, emin) - precision + 1)
+    nearest = round(magnitude / unit) * unit  # Python rounds a Fraction's half to even
+    result = INF if nearest >= Fraction(2) ** (emax + 1) else float(nearest)
+    return math.copysign(result, value)
+
+
+def fl(value: Fraction) -> float:
+    """One rounding to float32."""
+    return round_to_format(value, 24, -126, 127)
+
+
+def bf16(x: float) -> float:
+    """A float32 value rounded to bfloat16."""
+    return round_to_format(Fraction(x), 8, -126, 127) if math.isfinite(x) and x != 0 else x
+
+
+def half(x: float) -> float:
+    """A float32 value rounded to float16."""
+    return round_to_format(Fraction(x), 11, -14, 15) if math.isfinite(x) and x != 0 else x
+
+
+def _sign(x: float) -> float:
+    return math.copysign(1.0, x)
+
+
+def mul(a: float, b: float) -> float:
+    """float32 a·b."""
+    if math.isnan(a) or math.isnan(b):
+        return NAN
+    sign = _sign(a) * _sign(b)
+    if math.isinf(a) or math.isinf(b):
+        return NAN if a == 0 or b == 0 else sign * INF
+    return math.copysign(abs(fl(Fraction(a) * Fraction(b))), sign)
+
+
+def div(a: float, b: float) -> float:
+    """float32 a/b."""
+    if math.isnan(a) or math.isnan(b) or (a == 0 and b == 0) or (math.isinf(a) and math.isinf(b)):
+        return NAN
+    sign = _sign(a) * _sign(b)
+    if math.isinf(a) or b == 0:
+        return sign * INF
+    if math.isinf(b):
+        return sign * 0.0
+    return math.copysign(abs(fl(Fraction(a) / Fraction(b))), sign)
+
+
+def add(a: float, b: float) -> float:
+    """float32 a+b."""
+    if math.isnan(a) or math.isnan(b) or math.isinf(a) or math.isinf(b):
+        return a + b
+    total = Fraction(a) + Fraction(b)
+    return fl(total) if total else a + b  # the sum of two zeros, or of x and −x, has IEEE's sign
+
+
+def sub(a: float, b: float) -> float:
+    """float32 a−b."""
+    return add(a, -b)
+
+
+def fmin(a: float, b: float) -> float:
+    """CUDA's fminf: the operand that is not NaN wins."""
+    return b if math.isnan(a) else a if math.isnan(b) else min(a, b)
+
+
+def min_nan(a: float, b: float) -> float:
+    """min.NaN: NaN wins."""
+    return NAN if math.isnan(a) or math.isnan(b) else min(a, b)
+
+
+# -- codes, rules E2M1-*, E4M3-* ------------------------------------------------------------------------
+
+
+def e2m1_decode(code: int) -> float:
+    """Value of an E2M1 code 0..15."""
+    magnitude = MAGNITUDES[code & 7]
+    return -magnitude if code & 8 else magnitude
+
+
+def e2m1_encode(y: float, ar: Arithmetic) -> int:
+    """Code of a scaled element: nearest, ties to the even index, saturating, sign of zero kept, NaN to 7."""
+    if ar.element_via == "bfloat16":
+        y = bf16(y)
+    elif ar.element_via == "float16":
+        y = half(y)
+    if math.isnan(y):
+        return ar.nan_code
+    magnitude = abs(y)
+    if magnitude > 7 and not ar.saturate:
+        return 8
+    index = 7
+    for low in range(7):
+        if magnitude < MAGNITUDES[low + 1]:
+            midpoint = (MAGNITUDES[low] + MAGNITUDES[low + 1]) / 2
+            up = {
+                "nearest-even": magnitude > midpoint or (magnitude == midpoint and low % 2 == 1),
+                "ties-away": magnitude >= midpoint,
+                "ties-to-zero": magnitude > midpoint,
+                "truncate": False,
+            }[ar.element_rounding]
+            index = low + 1 if up else low
+            break
+    negative = _sign(y) < 0
+    if ar.negative_zero == "drop" and index == 0:
+        negative = False
+    if ar.negative_zero == "drop-exact" and y == 0:
+        negative = False
+    return index + 8 * negative
+
+
+def e4m3_decode(byte: int) -> float:
+    """Value of an E4M3 byte."""
+    exponent, mantissa = byte >> 3 & 15, byte & 7
+    if byte & 0x7F == 0x7F:
+        return NAN
+    magnitude = mantissa * 2.0**-9 if exponent == 0 else (8 + mantissa) * 2.0 ** (exponent - 10)
+    return -magnitude if byte & 0x80 else magnitude
+
+
+_TO_INTEGER: dict[str, Callable[[Fraction], int]] = {
+    "nearest-even": round,
+    "half-up": lambda q: math.floor(q + Fraction(1, 2)),
+    "up": math.ceil,
+    "truncate": math.floor,
+}
+
+
+def e4m3_encode(x: float, ar: Arithmetic) -> int:
+    """Byte of a block scale: nearest, ties to the even code, saturating at 448, NaN to 0x7F."""
+    if math.isnan(x):
+        return ar.scale_nan_byte
+    sign = 0x80 if _sign(x) < 0 else 0
+    magnitude = abs(x)
+    rounding = ar.scale_rounding
+    if rounding == "power-of-two":
+        rounding = "nearest-even"
+        if math.isfinite(x) and x > 0:
+            fraction, exponent = math.frexp(x)
+            magnitude = 2.0 ** (exponent - (fraction == 0.5))
+    if math.isinf(magnitude):
+        code = 0x7F
+    else:
+        exponent = max(math.frexp(magnitude)[1] - 1, -6) if magnitude else -6
+        units = _TO_INTEGER[rounding](Fraction(magnitude) / Fraction(2) ** (exponent - 3))
+        code = min((exponent + 6) * 8 + units, 0x7F)
+    if ar.scale_overflow == "nan-above-240":
+        return (ar.scale_nan_byte if code >= 0x78 else sign | code if code >= 8 else 0)
+    if code == 0x7F and ar.scale_overflow == "saturate":
+        code = 0x7E
+    return sign | code
+
+
+# -- amax, rules AMAX-NAN, BLOCK-AMAX --------------------------------------------------------------------
+
+
+def amax(elements: Iterable[float], ar: Arithmetic) -> float:
+    """max(abs(x)) from +0; NaN ignored, or propagated."""
+    largest = 0.0
+    for x in elements:
+        if math.isnan(x):
+            if ar.amax_nan == "propagate":
+                return NAN
+        else:
+            largest = max(largest, abs(x))
+    return largest
+
+
+def block_amax(elements: Iterable[float], ar: Arithmetic) -> float:
+    """The amax of one block; the fault "signed" forgets the absolute value."""
+    if ar.block_amax == "signed":
+        return amax((x if math.isnan(x) else max(x, 0.0) for x in elements), ar)
+    return amax(elements, ar)
+
+
+# -- scales, rules SCALE-* ------------------------------------------------------------------------------
+
+
+def global_scale(a: float, ar: Arithmetic) -> tuple[float, float]:
+    """(S, D): te has S = fmin(fl(M/A), FLT_MAX), 1 if A or S is 0, and D = fl(1/S)."""
+    maximum = fl(Fraction(ar.element_max * ar.e4m3_max))
+    if ar.global_scale == "none":
+        return 1.0, 1.0
+    if ar.global_scale == "reciprocal-form":
+        d = div(a, maximum)
+        return div(1.0, d), d
+    s = div(maximum, a) if ar.global_scale == "quotient" else mul(div(1.0, a), maximum)
+    if ar.global_guard == "te":
+        s = fmin(s, FLT_MAX)
+        s = 1.0 if a == 0 or s == 0 else s
+    elif ar.global_guard == "fused-rht":
+        s = min_nan(s, FLT_MAX) if a > 0 else 1.0
+    elif ar.global_guard == "reference":
+        s = min_nan(s, FLT_MAX)
+        s = 1.0 if s == 0 else s
+    if ar.global_type == "bfloat16":
+        s = bf16(s)
+    return s, div(1.0, s)
+
+
+def block_scale(a: float, s: float, d: float, ar: Arithmetic) -> float:
+    """Block scale before E4M3; te: fmin(fl(a·fl(S·fl(1/6))), FLT_MAX)."""
+    six = fl(Fraction(ar.element_max))
+    sixth = div(1.0, six)
+    value = {
+        "amax-times-sixth-of-scale": lambda: mul(a, mul(s, sixth)),
+        "divide-by-6": lambda: mul(div(a, six), s),
+        "scale-then-sixth": lambda: mul(s, mul(a, sixth)),
+        "divide-by-product": lambda: div(a, mul(six, d)),
+        "divide-twice": lambda: div(div(a, six), d),
+        "prescaled": lambda: div(mul(a, s), six),
+        "bfloat16": lambda: mul(bf16(div(a, six)), s),
+    }[ar.block_scale]()
+    limit = {"float32-max": FLT_MAX, "e4m3-max": 448.0, "none": None}[ar.block_scale_max]
+    if limit is None:
+        return value
+    return (fmin if ar.block_scale_nan == "drop" else min_nan)(value, limit)
+
+
+def scale_byte(value: float, a: float, ar: Arithmetic) -> int:
+    """The stored E4M3 byte of a block scale."""
+    if ar.zero_block_scale is not None and a == 0:
+        return ar.zero_block_scale
+    if ar.scale_floor and not math.isnan(value):
+        value = max(value, ar.scale_floor)
+    return e4m3_encode(value, ar)
+
+
+def encode_scale(byte: int, value: float, s: float, d: float, ar: Arithmetic) -> float:
+    """Multiplier (or divisor) of a block's elements; te: fmin(fl(1/fl(d·D)), FLT_MAX)."""
+    b = value if ar.encode_scale == "unrounded-block-scale" else e4m3_decode(byte)
+    limit = fmin if ar.encode_nan == "drop" else min_nan
+    e = {
+        "reciprocal-of-product": lambda: div(1.0, mul(b, d)),
+        "unrounded-block-scale": lambda: div(1.0, mul(b, d)),
+        "quotient": lambda: div(s, b),
+        "bfloat16-coefficient": lambda: div(s, b),
+        "reciprocal-product": lambda: mul(s, div(1.0, b)),
+        "two-multiplications": lambda: div(1.0, b),
+        "divide-by-product": lambda: mul(b, d),
+        "divide-by-quotient": lambda: div(b, s),
+    }[ar.encode_scale]()
+    if ar.encode_scale in ("divide-by-product", "divide-by-quotient") or ar.encode_max == "none":
+        return e
+    if ar.encode_scale == "bfloat16-coefficient":
+        return bf16(limit(e, (2 - 2.0**-7) * 2.0**127))
+    return limit(e, FLT_MAX)
+
+
+def scale_element(x: float, e: float, s: float, ar: Arithmetic) -> float:
+    """The scaled element; te: fl(x·e)."""
+    if ar.encode_scale in ("divide-by-product", "divide-by-quotient"):
+        return div(x, e)
+    if ar.encode_scale == "two-multiplications":
+        return mul(mul(x, s), e)
+    y = mul(x, e)
+    if ar.encode_scale == "bfloat16-coefficient" and y == 0 and (x == 0 or e == 0):
+        return 0.0  # fma(x, e, +0): an exact zero is +0, an underflow keeps its sign
+    return y
+
+
+# -- 4over6, rules FOUR-OVER-SIX-* ----------------------------------------------------------------------
+
+
+def candidate(block: Sequence[float], factor: float, a: float, s: float, d: float, ar: Arithmetic) -> tuple[int, list[int]]:
+    """Scale byte and codes of a block mapped to 6 (factor 1) or 4 (factor 1.5)."""
+    base = mul(div(a, 6.0), s)
+    limit = fmin if ar.block_scale_nan == "drop" else min_nan
+    byte = e4m3_encode(limit(mul(base, factor), 448.0), ar)
+    e = (fmin if ar.encode_nan == "drop" else min_nan)(div(1.0, mul(e4m3_decode(byte), d)), FLT_MAX)
+    return byte, [e2m1_encode(mul(x, e), ar) for x in block]
+
+
+def candidate_error(
+    block: Sequence[float], byte: int, codes: Sequence[int], tensor_amax: float, s: float, ar: Arithmetic
+) -> float:
+    """Summed error of a candidate, elements in order."""
+    error = 0.0
+    for x, code in zip(block, codes, strict=True):
+        product = mul(e2m1_decode(code), e4m3_decode(byte))
+        if ar.four_over_six_fast_error:
+            difference = sub(product, mul(x, s))
+        else:
+            difference = sub(div(mul(product, tensor_amax), 6.0 * ar.e4m3_max), x)
+        error = add(error, abs(difference) if ar.four_over_six == "MAE" else mul(difference, difference))
+    return error
+
+
+def tree_sum(values: Sequence[float]) -> float:
+    """Sum of 16 errors, halves added onto halves."""
+    tree = list(values)
+    while len(tree) > 1:
+        half_length = len(tree) // 2
+        tree = [add(tree[i], tree[i + half_length]) for i in range(half_length)]
+    return tree[0]
+
+
+# -- a whole matrix -------------------------------------------------------------------------------------
+
+
+def quantize(
+    rows: Sequence[Sequence[float]],
+    ar: Arithmetic,
+    *,
+    block: tuple[int, int] = (1, 16),
+    given_amax: float | Sequence[float] | None = None,
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Codes (R, K) and scale bytes (R, K/16) of a matrix of float32 values, rowwise, nearest even.
+
+    ``given_amax`` replaces max(abs(x)); a sequence of one value a row when row-scaled.
+    """
+    if ar.row_scaled:
+        amaxes = list(given_amax) if isinstance(given_amax, Sequence) else [amax(row, ar) for row in rows]
+    else:
+        one = amax((x for row in rows for x in row), ar) if given_amax is None else given_amax
+        assert isinstance(one, float)
+        amaxes = [one] * len(rows)
+    codes: list[list[int]] = [[] for _ in rows]
+    scales: list[list[int]] = [[] for _ in rows]
+    height = block[0]
+    for top in range(0, len(rows), height):
+        for left in range(0, len(rows[0]), 16):
+            tile = [list(rows[r][left : left + 16]) for r in range(top, top + height)]
+            tile_codes, byte = _quantize_tile(tile, amaxes[top], ar)
+            for r, row_codes in enumerate(tile_codes):
+                codes[top + r] += row_codes
+                scales[top + r].append(byte)
+    if height == 16 and ar.tile_scales == "tiled":
+        scales = [scales[r % (len(rows) // 16) * 16] for r in range(len(rows))]
+    return codes, scales
+
+
+def _quantize_tile(tile: list[list[float]], tensor_amax: float, ar: Arithmetic) -> tuple[list[list[int]], int]:
+    a = block_amax((x for row in tile for x in row), ar)
+    s, d = global_scale(tensor_amax, ar)
+    if ar.four_over_six:
+        found = []
+        for factor in (1.5, 1.0):
+            mapped = [candidate(row, factor, a, s, d, ar) for row in tile]
+            errors = [candidate_error(row, b, c, tensor_amax, s, ar) for row, (b, c) in zip(tile, mapped, strict=True)]
+            found.append((errors[0] if len(tile) == 1 else tree_sum(errors), mapped))
+        (err4, four), (err6, six) = found
+        chosen = four if err4 < err6 else six
+        return [c for _, c in chosen], chosen[0][0]
+    value = block_scale(a, s, d, ar)
+    byte = scale_byte(value, a, ar)
+    e = encode_scale(byte, value, s, d, ar)
+    return [[e2m1_encode(scale_element(x, e, s, ar), ar) for x in row] for row in tile], byte
+
+
+# -- Hadamard, rules RHT-SUM, RHT-ROUND -------------------------------------------------------------------
+
+
+def tensor_core_sum(products: Sequence[Fraction]) -> Fraction:
+    """Finite exact products, each truncated to 25 bits below the largest's leading bit, summed, then cut to 24."""
+    largest = max(abs(p) for p in products)
+    if largest == 0:
+        return Fraction(0)
+    unit = _power_below(largest) / 2**25
+    total = sum(math.trunc(p / unit) for p in products) * unit
+    if total == 0:
+        return Fraction(0)
+    place = max(_power_below(abs(total)) / 2**23, Fraction(2) ** -149)
+    return math.trunc(total / place) * place
+
+
+def _power_below(value: Fraction) -> Fraction:
+    """The largest power of two not above a positive value."""
+    exponent = value.numerator.bit_length() - value.denominator.bit_length()
+    power = Fraction(2) ** exponent
+    return power if power <= value else power / 2
+
+
+def hadamard_16(vector: Sequence[float], sign_mask: int) -> list[float]:
+    """bfloat16 RHT of 16 finite bfloat16 values (size 16, normalised)."""
+    result = []
+    for j in range(16):
+        products = []
+        for i, x in enumerate(vector):
+            negative = bin(i & j).count("1") + (sign_mask >> i & 1)
+            products.append(Fraction(x) / 4 * (-1) ** negative)
+        total = tensor_core_sum(products)
+        result.append(round_to_format(total, 8, -126, 127))
+    return result
+
