@@ -25,17 +25,19 @@ class Arithmetic:
     name: str = "te"
 
     # -- amax ------------------------------------------------------------------------------------
-    amax_nan: L["ignore", "propagate"] = "ignore"  # what max(abs(x)) does with NaN, tensor and block
+    amax_nan: L["ignore", "propagate", "xla-cpu"] = "ignore"  # what max(abs(x)) does with NaN, tensor and block
+    # xla-cpu: propagate, but block amaxes of 4096 elements and more come from a tree of (u > v ? u : v)
     block_amax: L["abs", "signed"] = "abs"  # a = max(abs(x)), or the fault max(x)
 
     # -- global scale ----------------------------------------------------------------------------
     global_scale: L["quotient", "reciprocal-form", "reciprocal-then-multiply", "none"] = "quotient"
     # quotient S = fl(M/A), D = fl(1/S); reciprocal-form D = fl(A/M), S = fl(1/D);
     # reciprocal-then-multiply S = fl(fl(1/A)·M), D = fl(1/S); none S = D = 1
-    global_guard: L["te", "fused-rht", "reference", "none"] = "te"
+    global_guard: L["te", "fused-rht", "reference", "finite", "none"] = "te"
     # te: S = fmin(S, FLT_MAX), 1 if A or S is 0; fused-rht: A > 0 ? min.NaN(S, FLT_MAX) : 1;
-    # reference: min.NaN(S, FLT_MAX), 1 if S is 0; none: as computed
-    global_type: L["float32", "bfloat16"] = "float32"  # S rounded once more to bfloat16
+    # reference: min.NaN(S, FLT_MAX), 1 if S is 0; finite: A at least the smallest normal of the input type,
+    # S = 1 unless finite; none: as computed
+    global_type: L["float32", "bfloat16", "float16", "input"] = "float32"  # each step of S rounded to this
     e4m3_max: L[448, 256] = 448
     headroom: float = 1.0  # element_max = 6·headroom; 16/17 makes stochastic rounding free of clipping
 
@@ -46,16 +48,19 @@ class Arithmetic:
         "scale-then-sixth",  # fl(S·fl(a·fl(1/6)))
         "divide-by-product",  # fl(a/fl(6·D))
         "divide-twice",  # fl(fl(a/6)/D)
-        "prescaled",  # fl(fl(a·S)/6): the amax of x already scaled
-        "bfloat16",  # fl(bf16(a/6)·S)
+        "prescaled",  # fl(max(abs(fl(x·S)))/6)
+        "prescaled-times-sixth",  # fl(max(abs(fl(x·S)))·fl(1/6))
     ] = "amax-times-sixth-of-scale"
+    sixth_type: L["float32", "bfloat16", "float16", "input"] = "float32"  # a/6 of divide-by-6 rounded to this
     block_scale_max: L["float32-max", "e4m3-max", "none"] = "float32-max"  # clamp before E4M3
     block_scale_nan: L["drop", "propagate"] = "drop"  # does that clamp drop NaN (fmin) or keep it
     scale_rounding: L["nearest-even", "up", "truncate", "half-up", "power-of-two"] = "nearest-even"
     scale_overflow: L["saturate", "nan", "nan-above-240"] = "saturate"
     scale_nan_byte: int = 0x7F
-    scale_floor: float = 0.0  # d is at least this (2^-6, 2^-9)
-    zero_block_scale: int | None = None  # byte stored for an all-zero block, where not what the rest gives
+    scale_invalid_byte: int = 0x7F  # the same for a NaN that the arithmetic itself made (0/0)
+    scale_floor: float | None = None  # the block scale is at least this (0, 2^-9, 2^-6) before E4M3
+    zero_block_scale: int | None = None  # byte stored for a zero block, where not what the rest gives
+    zero_block_rule: L["amax", "block-scale", "byte"] = "amax"  # zero: a, the float32 scale, or the byte is 0
 
     # -- encode scale and scaled element ---------------------------------------------------------
     encode_scale: L[
@@ -78,6 +83,10 @@ class Arithmetic:
     negative_zero: L["keep", "drop-exact", "drop"] = "keep"
     # keep: −0 and negatives that round to 0 give 8; drop-exact: y = −0 gives 0; drop: both give 0
     nan_code: int = 7
+    nan_code_bfloat16: int | None = None  # the same for bfloat16 input, where it is another
+    nan_block_codes: tuple[int, int, int] | None = None
+    # codes of a block whose scale is NaN because A is, because a is, or by an invalid operation; None: nan_code
+    flush_subnormals: bool = False  # every operation reads and writes subnormals as zero (XLA on the CPU)
 
     # -- transform -------------------------------------------------------------------------------
     rht_sum: L["tensor-core", "float32-four-lanes"] = "tensor-core"  # how 16 products are added
@@ -99,8 +108,11 @@ class Arithmetic:
                 raise ValueError(f"{name} is one of {', '.join(map(repr, choices))}; got {value!r}")
         if not 0.5 <= self.headroom <= 1:
             raise ValueError(f"headroom is a factor from 0.5 to 1 (1 or 16/17); got {self.headroom!r}")
-        if self.zero_block_scale is not None and not 0 <= self.zero_block_scale <= 255:
-            raise ValueError(f"zero_block_scale is a byte or None; got {self.zero_block_scale!r}")
+        for names, limit, what in ((_BYTES, 255, "byte"), (_CODES, 15, "code")):
+            for name in names:
+                value = getattr(self, name)
+                if value is not None and (not isinstance(value, int) or not 0 <= value <= limit):
+                    raise ValueError(f"{name} is a {what}, 0..{limit}; got {value!r}")
         if self.row_scaled and self.global_scale == "none":
             raise ValueError("row_scaled needs a global scale")
 
@@ -108,6 +120,18 @@ class Arithmetic:
     def element_max(self) -> float:
         """Largest element the block amax is mapped to: 6, or less with headroom."""
         return 6.0 * self.headroom
+
+    def for_input(self, dtype: str) -> Arithmetic:
+        """The arithmetic with what depends on the input's type ("bfloat16", …) settled."""
+        changes: dict[str, Any] = {}
+        for name in ("global_type", "sixth_type"):
+            if getattr(self, name) == "input":
+                changes[name] = dtype
+        if self.nan_code_bfloat16 is not None:
+            changes |= {"nan_code_bfloat16": None}
+            if dtype == "bfloat16":
+                changes["nan_code"] = self.nan_code_bfloat16
+        return replace(self, **changes) if changes else self
 
     def fields(self) -> dict[str, Any]:
         """The fields that differ from the preset of the same name, for messages and dumps."""
@@ -125,11 +149,14 @@ def _choices(annotation: Any) -> tuple[Any, ...]:
     return found
 
 
+_FREE = ("scale_floor", "zero_block_scale", "nan_code_bfloat16", "nan_block_codes")  # checked by range, not by list
 _CHOICES = {
     name: choices
     for name, annotation in get_type_hints(Arithmetic).items()
-    if (choices := _choices(annotation)) and name not in ("zero_block_scale",)
+    if name not in _FREE and (choices := _choices(annotation))
 }
+_BYTES = ("scale_nan_byte", "scale_invalid_byte", "zero_block_scale")
+_CODES = ("nan_code", "nan_code_bfloat16")
 
 _TE = Arithmetic()
 
@@ -158,7 +185,80 @@ PRESETS: dict[str, Arithmetic] = {
         nan_code=0,
         rht_sum="float32-four-lanes",
     ),
+    "te-jax": replace(
+        _TE,
+        name="te-jax",
+        amax_nan="xla-cpu",
+        global_guard="reference",
+        block_scale_nan="propagate",
+        scale_overflow="nan-above-240",
+        encode_nan="propagate",
+        nan_code=8,
+        tile_scales="tiled",
+        stochastic="te-jax",
+        flush_subnormals=True,
+    ),
     "four-over-six": replace(_TE, name="four-over-six", four_over_six="MAE", e4m3_max=256),
+    "torchao": replace(
+        _TE,
+        name="torchao",
+        amax_nan="propagate",
+        global_scale="reciprocal-form",
+        block_scale="divide-twice",
+        block_scale_max="e4m3-max",
+        block_scale_nan="propagate",
+        scale_floor=2.0**-6,
+        scale_invalid_byte=0xFF,
+        encode_scale="quotient",
+        encode_max="none",
+        nan_code=11,
+        nan_block_codes=(3, 4, 12),
+    ),
+    "modelopt": replace(
+        _TE,
+        name="modelopt",
+        amax_nan="propagate",
+        global_scale="reciprocal-form",
+        block_scale="divide-by-product",
+        block_scale_max="e4m3-max",
+        block_scale_nan="propagate",
+        scale_floor=2.0**-9,
+        zero_block_scale=0x38,
+        zero_block_rule="block-scale",
+        encode_scale="divide-by-product",
+        negative_zero="drop-exact",
+    ),
+    "compressed-tensors": replace(
+        _TE,
+        name="compressed-tensors",
+        amax_nan="propagate",
+        global_scale="reciprocal-then-multiply",
+        global_guard="finite",
+        global_type="input",
+        block_scale="divide-by-6",
+        sixth_type="input",
+        block_scale_nan="propagate",
+        zero_block_scale=0x20,
+        zero_block_rule="byte",
+        encode_scale="divide-by-quotient",
+        negative_zero="drop-exact",
+        nan_code=0,
+        nan_code_bfloat16=8,
+    ),
+    "jax-nn": replace(
+        _TE,
+        name="jax-nn",
+        amax_nan="xla-cpu",
+        global_scale="reciprocal-form",
+        block_scale="prescaled-times-sixth",
+        block_scale_max="e4m3-max",
+        block_scale_nan="propagate",
+        scale_floor=0.0,
+        encode_scale="two-multiplications",
+        encode_max="none",
+        nan_code=8,
+        flush_subnormals=True,
+    ),
 }
 
 

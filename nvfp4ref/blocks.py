@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from .arrays import as_array, narrow
-from .fp32 import F32, AnyArray, bfloat16, widen
+from .fp32 import F32, AnyArray, bfloat16, canonical_nan, widen
 
 BLOCK = 16
 BLOCKS = ((1, 16), (16, 16))
@@ -77,17 +77,25 @@ def untile(tiled: AnyArray) -> AnyArray:
 def block_amax(magnitude: F32, block: tuple[int, int], nan: str = "ignore") -> F32:
     """Largest magnitude of each block: (rows, blocks), replicated over the 16 rows of a 16x16 tile.
 
-    NaN is ignored (rule AMAX-NAN: the kernels' max drops NaN, and starts from +0) or propagated.
+    NaN is ignored (rule AMAX-NAN: the kernels' max drops NaN, and starts from +0), propagated, or treated
+    as the reduction "tree" does, see :func:`_tree_maximum`.
     """
-    largest = np.maximum.reduce(magnitude, axis=0)
+    largest = _tree_maximum(magnitude) if nan == "tree" else np.maximum.reduce(magnitude, axis=0)
     if nan == "ignore" and np.isnan(largest).any():
         largest = np.fmax(np.fmax.reduce(magnitude, axis=0), np.float32(0))
     if block == (16, 16):
         rows, blocks = largest.shape
-        combine = np.maximum if nan == "propagate" else np.fmax
-        tile: F32 = combine.reduce(largest.reshape(rows // BLOCK, BLOCK, blocks), axis=1)
+        tile: F32 = np.maximum.reduce(largest.reshape(rows // BLOCK, BLOCK, blocks), axis=1)
         largest = np.repeat(tile, BLOCK, axis=0)
     return largest
+
+
+def _tree_maximum(magnitude: F32) -> F32:
+    """Maximum over axis 0 by halves, (u > v ? u : v): a NaN in u is lost, one in v is kept; a NaN result is −Inf."""
+    while len(magnitude) > 1:
+        u, v = magnitude[: len(magnitude) // 2], magnitude[len(magnitude) // 2 :]
+        magnitude = np.where(u > v, u, v)
+    return np.where(np.isnan(magnitude[0]), np.float32(-np.inf), magnitude[0])
 
 
 _INFINITY = {np.dtype(np.float32): 0x7F800000, np.dtype(np.float16): 0x7C00, bfloat16: 0x7F80}
@@ -115,6 +123,4 @@ def tensor_amax(matrix: AnyArray, axis: int | None = None, nan: str = "ignore") 
             best[start : start + slab] = largest
         else:
             best = np.maximum(best, largest)
-    amax = np.asarray(best).view(matrix.dtype).astype(np.float32)
-    amax[np.isnan(amax)] = np.nan
-    return amax
+    return canonical_nan(np.asarray(best).view(matrix.dtype).astype(np.float32))

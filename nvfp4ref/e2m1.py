@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from .arithmetic import Arithmetic
 from .arrays import as_float32
-from .fp32 import F32, U8, AnyArray, from_bfloat16, to_bfloat16, to_float16
+from .fp32 import F32, U8, through
 
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 VALUES: F32 = np.array(MAGNITUDES + tuple(-m for m in MAGNITUDES), np.float32)  # code 8 is -0.0
@@ -125,13 +125,3 @@ def unpack(packed: ArrayLike) -> U8:
     codes[..., 0::2] = packed & np.uint8(15)
     codes[..., 1::2] = packed >> np.uint8(4)
     return codes
-
-
-def through(values: F32, dtype: str | None) -> F32:
-    """Values rounded to "bfloat16" or "float16" and back: the double rounding of some quantizers."""
-    if dtype is None:
-        return values
-    if dtype == "bfloat16":
-        return from_bfloat16(to_bfloat16(values))
-    half: AnyArray = to_float16(values).view(np.float16)
-    return half.astype(np.float32)

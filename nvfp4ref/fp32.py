@@ -60,6 +60,16 @@ def from_bfloat16(bits: U16) -> F32:
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
+def through(x: F32, dtype: str | None) -> F32:
+    """Values rounded to "bfloat16" or "float16" and back; "float32" and None change nothing."""
+    if dtype == "bfloat16":
+        return from_bfloat16(to_bfloat16(np.asarray(x, np.float32)))
+    if dtype == "float16":
+        half: AnyArray = to_float16(np.asarray(x, np.float32)).view(np.float16)
+        return half.astype(np.float32)
+    return x
+
+
 def widen(x: AnyArray) -> F32:
     """C-contiguous float32 copy of a float32, float16 or bfloat16 array (exact)."""
     out = np.empty(x.shape, np.float32)

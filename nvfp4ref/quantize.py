@@ -20,9 +20,10 @@ from .scaling import GlobalScale
 from .tensor import NVFP4Tensor, Steps, _named, as_tensor, rows_of
 
 SLAB = 2**16  # elements worked on at a time
+XLA_TREE = 4096  # elements from which XLA's CPU backend (jaxlib 0.10.2) reduces by a tree
 
 
-class _Job(NamedTuple):
+class Job(NamedTuple):
     """What every slab of one tensor shares."""
 
     tiles: AnyArray  # (16, rows, blocks) view of the input, or of its transform
@@ -30,8 +31,9 @@ class _Job(NamedTuple):
     scale: GlobalScale  # of the same shape
     block: tuple[int, int]
     arithmetic: Arithmetic
+    block_nan: str  # what a block amax does with NaN
 
-    def part(self, rows: slice, columns: slice) -> _Job:
+    def part(self, rows: slice, columns: slice) -> Job:
         amax, (encode, decode) = self.amax, self.scale
         if amax.ndim:
             amax, encode, decode = amax[rows], encode[rows], decode[rows]
@@ -89,7 +91,7 @@ def quantize(
     _check_options(ar, block, rounding, rbits, rht, threads)
     matrix = blocks.as_matrix(x, axis, block)
     shape = np.shape(x) if axis == -1 else matrix.shape[::-1]
-    job = _prepare(matrix, block, axis, rht, amax, ar)
+    job = prepare(matrix, block, axis, rht, amax, ar)
 
     _, rows, columns = job.tiles.shape
     packed = np.empty((rows, columns * 8), np.uint8)
@@ -97,7 +99,7 @@ def quantize(
 
     def work(slab: tuple[slice, slice]) -> None:
         rows, columns = slab
-        codes, scales[slab] = _quantize_slab(job.part(rows, columns))
+        codes, scales[slab] = quantize_tiles(job.part(rows, columns))
         layout.pack_tiles(codes, ar.packing, packed[rows, columns.start * 8 : columns.stop * 8])
 
     slabs = _slabs(job.tiles)
@@ -111,7 +113,7 @@ def quantize(
         scales = np.tile(scales[::16], (16, 1))
 
     def steps() -> Steps:
-        return _steps(_prepare(matrix, block, axis, rht, amax, ar), transformed=rht is not None)
+        return steps_of(prepare(matrix, block, axis, rht, amax, ar), transformed=rht is not None)
 
     return NVFP4Tensor(
         packed.reshape(*shape[:-1], -1),
@@ -138,22 +140,25 @@ def _check_options(ar: Arithmetic, block: tuple[int, int], rounding: str, rbits:
         raise ValueError("4over6 does not go with the Hadamard transform, as in Transformer Engine")
 
 
-def _prepare(
+def prepare(
     matrix: AnyArray, block: tuple[int, int], axis: int, rht: RHT | None, amax: ArrayLike | None, ar: Arithmetic
-) -> _Job:
+) -> Job:
     """Transform, amax and global scale of a whole tensor."""
+    ar = ar.for_input(matrix.dtype.name)
     if rht is not None:
         matrix, axis = hadamard.transform(matrix, rht, axis, ar.rht_sum), -1
     tiled = blocks.tiles(matrix, axis)
+    tensor_nan = "ignore" if ar.amax_nan == "ignore" else "propagate"
+    block_nan = "tree" if ar.amax_nan == "xla-cpu" and matrix.size >= XLA_TREE else tensor_nan
     if amax is None:
         row_axis = {-1: 1, 0: 0}[axis] if ar.row_scaled else None
-        value = blocks.tensor_amax(matrix, row_axis, ar.amax_nan)
+        value = blocks.tensor_amax(matrix, row_axis, tensor_nan)
     else:
         value = _given_amax(amax, tiled.shape[1], ar)
     if ar.row_scaled:
         value = value.reshape(-1, 1)
     with np.errstate(all="ignore"):
-        return _Job(tiled, value, scaling.global_scale(value, ar), block, ar)
+        return Job(tiled, value, scaling.global_scale(value, ar), block, ar, block_nan)
 
 
 def _given_amax(amax: ArrayLike, rows: int, ar: Arithmetic) -> F32:
@@ -171,15 +176,19 @@ def _given_amax(amax: ArrayLike, rows: int, ar: Arithmetic) -> F32:
     return value.reshape(wanted)
 
 
-def _block_amax(x: F32, job: _Job) -> F32:
+def _block_amax(x: F32, job: Job) -> F32:
+    """Block amax of x, or of fl(x·S) where the arithmetic scales before it looks for the maximum."""
     ar = job.arithmetic
-    if ar.block_amax == "signed":
-        return np.maximum(blocks.block_amax(x, job.block, ar.amax_nan), np.float32(0))
-    return blocks.block_amax(np.abs(x), job.block, ar.amax_nan)
+    if ar.block_scale in scaling.PRESCALED:
+        x = scaling.operations(ar).mul(x, job.scale.encode)
+    elif ar.flush_subnormals:
+        x = scaling.flushed(x)
+    magnitude = np.abs(x) if ar.block_amax == "abs" else np.maximum(x, np.float32(0))
+    return blocks.block_amax(magnitude, job.block, job.block_nan)
 
 
-def _quantize_slab(job: _Job) -> tuple[U8, U8]:
-    """Codes (16, rows, blocks) and scale bytes (rows, blocks) of a slab."""
+def quantize_tiles(job: Job) -> tuple[U8, U8]:
+    """Codes (16, rows, blocks) and scale bytes (rows, blocks) of a job's tiles."""
     ar = job.arithmetic
     x = blocks.working_copy(job.tiles)
     with np.errstate(all="ignore"):
@@ -188,13 +197,24 @@ def _quantize_slab(job: _Job) -> tuple[U8, U8]:
             best, _, _ = four_over_six.choose(x, a, job.amax, job.scale, job.block, ar)
             return best.codes, best.scale
         s = scaling.block_scale(a, job.scale, ar)
-        byte = scaling.round_scale(s, a, ar)
+        byte = scaling.round_scale(s, a, job.scale, ar)
         e = scaling.encode_scale(byte, s, job.scale, ar)
         y = scaling.scale_elements(x, e, job.scale, ar)
-    return e2m1.round_elements(y, ar), byte
+    codes = e2m1.round_elements(y, ar)
+    if ar.nan_block_codes is not None:
+        _code_nan_blocks(codes, s, a, job)
+    return codes, byte
 
 
-def _steps(job: _Job, transformed: bool) -> Steps:
+def _code_nan_blocks(codes: U8, s: F32, a: F32, job: Job) -> None:
+    """The codes of blocks whose scale is NaN, by where the NaN came from."""
+    assert job.arithmetic.nan_block_codes is not None
+    by_tensor, by_block, invalid = job.arithmetic.nan_block_codes
+    cause = np.where(np.isnan(job.amax), by_tensor, np.where(np.isnan(a), by_block, invalid))
+    np.copyto(codes, cause.astype(np.uint8), where=np.isnan(s))
+
+
+def steps_of(job: Job, transformed: bool) -> Steps:
     """Every intermediate of a whole tensor, in one piece."""
     ar = job.arithmetic
     x = blocks.working_copy(job.tiles)
@@ -207,11 +227,12 @@ def _steps(job: _Job, transformed: bool) -> Steps:
             s, e, y = best.block_scale, best.encode_scale, best.scaled
         else:
             s = scaling.block_scale(a, job.scale, ar)
-            e = scaling.encode_scale(scaling.round_scale(s, a, ar), s, job.scale, ar)
+            e = scaling.encode_scale(scaling.round_scale(s, a, job.scale, ar), s, job.scale, ar)
             y = scaling.scale_elements(x, e, job.scale, ar)
     encode = job.scale.encode.reshape(-1) if job.scale.encode.ndim else job.scale.encode
-    arrays = (np.array(v, np.float32) if v is not None else None for v in (encode, a, s, e, blocks.untile(y), err4, err6))
-    return Steps(*(v if v is None else canonical_nan(v) for v in arrays), transformed=after_rht)  # type: ignore[arg-type]
+    g, a, s, e, y = (canonical_nan(np.array(v, np.float32)) for v in (encode, a, s, e, blocks.untile(y)))
+    err4, err6 = (None if v is None else canonical_nan(v) for v in (err4, err6))
+    return Steps(g, a, s, e, y, err4, err6, after_rht)
 
 
 def dequantize(q: NVFP4Tensor, dtype: DTypeLike = np.float32) -> AnyArray:

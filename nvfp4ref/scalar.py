@@ -14,6 +14,7 @@ from fractions import Fraction
 
 from .arithmetic import Arithmetic
 
+Operation = Callable[[float, float], float]
 NAN, INF = math.nan, math.inf
 FLT_MAX = (2 - 2.0**-23) * 2.0**127
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -100,6 +101,23 @@ def min_nan(a: float, b: float) -> float:
     return NAN if math.isnan(a) or math.isnan(b) else min(a, b)
 
 
+def flush(x: float) -> float:
+    """A subnormal as the zero of its sign."""
+    return math.copysign(0.0, x) if abs(x) < 2.0**-126 else x
+
+
+def operations(ar: Arithmetic) -> tuple[Operation, Operation]:
+    """(product, quotient) of an arithmetic: IEEE, or flushing subnormals before and after."""
+    if not ar.flush_subnormals:
+        return mul, div
+    return (lambda a, b: flush(mul(flush(a), flush(b)))), (lambda a, b: flush(div(flush(a), flush(b))))
+
+
+def through(x: float, dtype: str | None) -> float:
+    """A value rounded to "bfloat16" or "float16"; "float32" and None change nothing."""
+    return {"bfloat16": bf16, "float16": half}.get(dtype or "", lambda v: v)(x)
+
+
 # -- codes, rules E2M1-*, E4M3-* ------------------------------------------------------------------------
 
 
@@ -111,10 +129,7 @@ def e2m1_decode(code: int) -> float:
 
 def e2m1_encode(y: float, ar: Arithmetic) -> int:
     """Code of a scaled element: nearest, ties to the even index, saturating, sign of zero kept, NaN to 7."""
-    if ar.element_via == "bfloat16":
-        y = bf16(y)
-    elif ar.element_via == "float16":
-        y = half(y)
+    y = through(y, ar.element_via)
     if math.isnan(y):
         return ar.nan_code
     magnitude = abs(y)
@@ -185,23 +200,32 @@ def e4m3_encode(x: float, ar: Arithmetic) -> int:
 # -- amax, rules AMAX-NAN, BLOCK-AMAX --------------------------------------------------------------------
 
 
-def amax(elements: Iterable[float], ar: Arithmetic) -> float:
-    """max(abs(x)) from +0; NaN ignored, or propagated."""
-    largest = 0.0
-    for x in elements:
-        if math.isnan(x):
-            if ar.amax_nan == "propagate":
-                return NAN
-        else:
-            largest = max(largest, abs(x))
-    return largest
+def amax(elements: Iterable[float], nan: str) -> float:
+    """max(abs(x)) from +0; NaN ignored, or propagated; "tree": halves against halves by (u > v ? u : v)."""
+    magnitudes = [abs(x) for x in elements]
+    if nan == "tree":
+        while len(magnitudes) > 1:
+            middle = len(magnitudes) // 2
+            magnitudes = [u if u > v else v for u, v in zip(magnitudes[:middle], magnitudes[middle:], strict=True)]
+        return -INF if math.isnan(magnitudes[0]) else magnitudes[0]
+    if nan == "propagate" and any(math.isnan(m) for m in magnitudes):
+        return NAN
+    return max((m for m in magnitudes if not math.isnan(m)), default=0.0)
 
 
-def block_amax(elements: Iterable[float], ar: Arithmetic) -> float:
-    """The amax of one block; the fault "signed" forgets the absolute value."""
-    if ar.block_amax == "signed":
-        return amax((x if math.isnan(x) else max(x, 0.0) for x in elements), ar)
-    return amax(elements, ar)
+def tile_amax(tile: Sequence[Sequence[float]], s: float, nan: str, ar: Arithmetic) -> float:
+    """The amax of one block (one row) or 16x16 tile (16 rows), of x or of fl(x·S) for the prescaled forms."""
+    mul, _ = operations(ar)
+    largest = []
+    for row in tile:
+        if ar.block_scale in ("prescaled", "prescaled-times-sixth"):
+            row = [mul(x, s) for x in row]
+        elif ar.flush_subnormals:
+            row = [flush(x) for x in row]
+        if ar.block_amax == "signed":
+            row = [x if math.isnan(x) else max(x, 0.0) for x in row]
+        largest.append(amax(row, nan))
+    return amax(largest, nan) if len(largest) > 1 else largest[0]
 
 
 # -- scales, rules SCALE-* ------------------------------------------------------------------------------
@@ -209,13 +233,20 @@ def block_amax(elements: Iterable[float], ar: Arithmetic) -> float:
 
 def global_scale(a: float, ar: Arithmetic) -> tuple[float, float]:
     """(S, D): te has S = fmin(fl(M/A), FLT_MAX), 1 if A or S is 0, and D = fl(1/S)."""
+    mul, div = operations(ar)
     maximum = fl(Fraction(ar.element_max * ar.e4m3_max))
     if ar.global_scale == "none":
         return 1.0, 1.0
     if ar.global_scale == "reciprocal-form":
         d = div(a, maximum)
         return div(1.0, d), d
-    s = div(maximum, a) if ar.global_scale == "quotient" else mul(div(1.0, a), maximum)
+    if ar.global_guard == "finite" and not math.isnan(a):
+        a = max(a, 2.0**-14 if ar.global_type == "float16" else 2.0**-126)
+    if ar.global_scale == "quotient":
+        s = div(maximum, a)
+    else:
+        s = mul(through(div(1.0, a), ar.global_type), maximum)
+    s = through(s, ar.global_type)
     if ar.global_guard == "te":
         s = fmin(s, FLT_MAX)
         s = 1.0 if a == 0 or s == 0 else s
@@ -224,23 +255,24 @@ def global_scale(a: float, ar: Arithmetic) -> tuple[float, float]:
     elif ar.global_guard == "reference":
         s = min_nan(s, FLT_MAX)
         s = 1.0 if s == 0 else s
-    if ar.global_type == "bfloat16":
-        s = bf16(s)
+    elif ar.global_guard == "finite":
+        s = s if math.isfinite(s) else 1.0
     return s, div(1.0, s)
 
 
 def block_scale(a: float, s: float, d: float, ar: Arithmetic) -> float:
     """Block scale before E4M3; te: fmin(fl(a·fl(S·fl(1/6))), FLT_MAX)."""
+    mul, div = operations(ar)
     six = fl(Fraction(ar.element_max))
-    sixth = div(1.0, six)
+    sixth = fl(1 / Fraction(six))
     value = {
         "amax-times-sixth-of-scale": lambda: mul(a, mul(s, sixth)),
-        "divide-by-6": lambda: mul(div(a, six), s),
+        "divide-by-6": lambda: mul(through(div(a, six), ar.sixth_type), s),
         "scale-then-sixth": lambda: mul(s, mul(a, sixth)),
         "divide-by-product": lambda: div(a, mul(six, d)),
         "divide-twice": lambda: div(div(a, six), d),
-        "prescaled": lambda: div(mul(a, s), six),
-        "bfloat16": lambda: mul(bf16(div(a, six)), s),
+        "prescaled": lambda: div(a, six),
+        "prescaled-times-sixth": lambda: mul(a, sixth),
     }[ar.block_scale]()
     limit = {"float32-max": FLT_MAX, "e4m3-max": 448.0, "none": None}[ar.block_scale_max]
     if limit is None:
@@ -248,17 +280,19 @@ def block_scale(a: float, s: float, d: float, ar: Arithmetic) -> float:
     return (fmin if ar.block_scale_nan == "drop" else min_nan)(value, limit)
 
 
-def scale_byte(value: float, a: float, ar: Arithmetic) -> int:
+def scale_byte(value: float, a: float, s: float, ar: Arithmetic) -> int:
     """The stored E4M3 byte of a block scale."""
-    if ar.zero_block_scale is not None and a == 0:
-        return ar.zero_block_scale
-    if ar.scale_floor and not math.isnan(value):
-        value = max(value, ar.scale_floor)
-    return e4m3_encode(value, ar)
+    floored = ar.scale_floor if ar.scale_floor is not None and value <= ar.scale_floor else value
+    byte = e4m3_encode(floored, ar)
+    if math.isnan(value) and not math.isnan(a) and not math.isnan(s):
+        byte = ar.scale_invalid_byte
+    zero = {"amax": a, "block-scale": value, "byte": byte}[ar.zero_block_rule] == 0
+    return ar.zero_block_scale if zero and ar.zero_block_scale is not None else byte
 
 
 def encode_scale(byte: int, value: float, s: float, d: float, ar: Arithmetic) -> float:
     """Multiplier (or divisor) of a block's elements; te: fmin(fl(1/fl(d·D)), FLT_MAX)."""
+    mul, div = operations(ar)
     b = value if ar.encode_scale == "unrounded-block-scale" else e4m3_decode(byte)
     limit = fmin if ar.encode_nan == "drop" else min_nan
     e = {
@@ -280,6 +314,8 @@ def encode_scale(byte: int, value: float, s: float, d: float, ar: Arithmetic) ->
 
 def scale_element(x: float, e: float, s: float, ar: Arithmetic) -> float:
     """The scaled element; te: fl(x·e)."""
+    mul, div = operations(ar)
+    x = flush(x) if ar.flush_subnormals else x
     if ar.encode_scale in ("divide-by-product", "divide-by-quotient"):
         return div(x, e)
     if ar.encode_scale == "two-multiplications":
@@ -335,15 +371,20 @@ def quantize(
     *,
     block: tuple[int, int] = (1, 16),
     given_amax: float | Sequence[float] | None = None,
+    dtype: str = "float32",
 ) -> tuple[list[list[int]], list[list[int]]]:
     """Codes (R, K) and scale bytes (R, K/16) of a matrix of float32 values, rowwise, nearest even.
 
-    ``given_amax`` replaces max(abs(x)); a sequence of one value a row when row-scaled.
+    ``given_amax`` replaces max(abs(x)), a sequence of one value a row when row-scaled; ``dtype`` is the
+    type that the values came in.
     """
+    ar = ar.for_input(dtype)
+    nan = "ignore" if ar.amax_nan == "ignore" else "propagate"
+    tree = ar.amax_nan == "xla-cpu" and len(rows) * len(rows[0]) >= 4096
     if ar.row_scaled:
-        amaxes = list(given_amax) if isinstance(given_amax, Sequence) else [amax(row, ar) for row in rows]
+        amaxes = list(given_amax) if isinstance(given_amax, Sequence) else [amax(row, nan) for row in rows]
     else:
-        one = amax((x for row in rows for x in row), ar) if given_amax is None else given_amax
+        one = amax((x for row in rows for x in row), nan) if given_amax is None else given_amax
         assert isinstance(one, float)
         amaxes = [one] * len(rows)
     codes: list[list[int]] = [[] for _ in rows]
@@ -352,7 +393,7 @@ def quantize(
     for top in range(0, len(rows), height):
         for left in range(0, len(rows[0]), 16):
             tile = [list(rows[r][left : left + 16]) for r in range(top, top + height)]
-            tile_codes, byte = _quantize_tile(tile, amaxes[top], ar)
+            tile_codes, byte = quantize_tile(tile, amaxes[top], "tree" if tree else nan, ar)
             for r, row_codes in enumerate(tile_codes):
                 codes[top + r] += row_codes
                 scales[top + r].append(byte)
@@ -361,22 +402,34 @@ def quantize(
     return codes, scales
 
 
-def _quantize_tile(tile: list[list[float]], tensor_amax: float, ar: Arithmetic) -> tuple[list[list[int]], int]:
-    a = block_amax((x for row in tile for x in row), ar)
+def quantize_tile(
+    tile: Sequence[Sequence[float]], tensor_amax: float, nan: str, ar: Arithmetic
+) -> tuple[list[list[int]], int]:
+    """Codes and scale byte of one block (a single row) or one 16x16 tile."""
     s, d = global_scale(tensor_amax, ar)
+    a = tile_amax(tile, s, nan, ar)
     if ar.four_over_six:
-        found = []
-        for factor in (1.5, 1.0):
-            mapped = [candidate(row, factor, a, s, d, ar) for row in tile]
-            errors = [candidate_error(row, b, c, tensor_amax, s, ar) for row, (b, c) in zip(tile, mapped, strict=True)]
-            found.append((errors[0] if len(tile) == 1 else tree_sum(errors), mapped))
-        (err4, four), (err6, six) = found
-        chosen = four if err4 < err6 else six
-        return [c for _, c in chosen], chosen[0][0]
+        return _four_over_six(tile, a, tensor_amax, s, d, ar)
     value = block_scale(a, s, d, ar)
-    byte = scale_byte(value, a, ar)
+    byte = scale_byte(value, a, s, ar)
+    if math.isnan(value) and ar.nan_block_codes is not None:
+        code = ar.nan_block_codes[0 if math.isnan(tensor_amax) else 1 if math.isnan(a) else 2]
+        return [[code] * len(row) for row in tile], byte
     e = encode_scale(byte, value, s, d, ar)
     return [[e2m1_encode(scale_element(x, e, s, ar), ar) for x in row] for row in tile], byte
+
+
+def _four_over_six(
+    tile: Sequence[Sequence[float]], a: float, tensor_amax: float, s: float, d: float, ar: Arithmetic
+) -> tuple[list[list[int]], int]:
+    found = []
+    for factor in (1.5, 1.0):
+        mapped = [candidate(row, factor, a, s, d, ar) for row in tile]
+        errors = [candidate_error(row, b, c, tensor_amax, s, ar) for row, (b, c) in zip(tile, mapped, strict=True)]
+        found.append((errors[0] if len(tile) == 1 else tree_sum(errors), mapped))
+    (err4, four), (err6, six) = found
+    chosen = four if err4 < err6 else six
+    return [c for _, c in chosen], chosen[0][0]
 
 
 # -- Hadamard, rules RHT-SUM, RHT-ROUND -------------------------------------------------------------------

@@ -14,7 +14,7 @@ import numpy as np
 
 from . import e4m3
 from .arithmetic import Arithmetic
-from .fp32 import BF16_MAX, F32, FLT_MAX, SIXTH, U8, from_bfloat16, to_bfloat16
+from .fp32 import BF16_MAX, F32, FLT_MAX, FLT_MIN, SIXTH, U8, through
 
 ONE = np.float32(1)
 
@@ -26,8 +26,27 @@ class GlobalScale(NamedTuple):
     decode: F32  # D
 
 
-def _bf16(x: F32) -> F32:
-    return from_bfloat16(to_bfloat16(np.asarray(x, np.float32)))
+def flushed(x: F32) -> F32:
+    """Subnormals as zeros of their sign."""
+    return np.where(np.abs(x) < FLT_MIN, np.copysign(np.float32(0), x), x)
+
+
+class Operations(NamedTuple):
+    """float32 product and quotient, one rounding each; all that the scale arithmetic consists of."""
+
+    mul: Callable[[F32, F32], F32]
+    div: Callable[[F32, F32], F32]
+
+
+IEEE = Operations(np.multiply, np.divide)
+FLUSHING = Operations(
+    lambda a, b: flushed(np.multiply(flushed(a), flushed(b))), lambda a, b: flushed(np.divide(flushed(a), flushed(b)))
+)
+
+
+def operations(ar: Arithmetic) -> Operations:
+    """The operations of an arithmetic: IEEE, or flushing subnormals before and after each."""
+    return FLUSHING if ar.flush_subnormals else IEEE
 
 
 def minimum(x: F32, limit: np.float32, nan: str) -> F32:
@@ -45,16 +64,21 @@ def global_scale(amax: F32, ar: Arithmetic) -> GlobalScale:
     a = np.asarray(amax, np.float32)
     if ar.global_scale == "none":
         return GlobalScale(np.ones_like(a), np.ones_like(a))
+    o = operations(ar)
     if ar.global_scale == "reciprocal-form":
-        decode = np.asarray(a / maximum)
-        encode = np.asarray(ONE / decode)
+        decode = o.div(a, maximum)
+        return GlobalScale(np.asarray(o.div(ONE, decode)), np.asarray(decode))
+    if ar.global_guard == "finite":
+        a = np.maximum(a, _SMALLEST_NORMAL.get(ar.global_type, FLT_MIN))
+    if ar.global_scale == "quotient":
+        encode = o.div(maximum, a)
     else:
-        encode = np.asarray(maximum / a if ar.global_scale == "quotient" else (ONE / a) * maximum)
-        encode = _guard(encode, a, ar.global_guard)
-        if ar.global_type == "bfloat16":
-            encode = _bf16(encode)
-        decode = np.asarray(ONE / encode)
-    return GlobalScale(encode, decode)
+        encode = o.mul(through(o.div(ONE, a), ar.global_type), maximum)
+    encode = _guard(through(encode, ar.global_type), a, ar.global_guard)
+    return GlobalScale(np.asarray(encode), np.asarray(o.div(ONE, encode)))
+
+
+_SMALLEST_NORMAL = {"float16": np.float32(2.0**-14)}
 
 
 def _guard(s: F32, a: F32, guard: str) -> F32:
@@ -67,6 +91,8 @@ def _guard(s: F32, a: F32, guard: str) -> F32:
     if guard == "reference":
         s = np.minimum(s, FLT_MAX)
         return np.where(s == 0, ONE, s)
+    if guard == "finite":
+        return np.where(np.isfinite(s), s, ONE)
     return s
 
 
@@ -76,32 +102,37 @@ def from_recorded(scale: F32, form: str) -> GlobalScale:
     return GlobalScale(scale, ONE / scale) if form == "encode" else GlobalScale(ONE / scale, scale)
 
 
-# fl(·) of every operation below: a and S, D are float32 and so is every intermediate; six and sixth are
-# element_max and fl(1/element_max), which are 6 and 0x3E2AAAAB unless there is headroom
-_BLOCK_SCALE: dict[str, Callable[[F32, GlobalScale, np.float32, np.float32], F32]] = {
-    "amax-times-sixth-of-scale": lambda a, g, six, sixth: a * (g.encode * sixth),
-    "divide-by-6": lambda a, g, six, sixth: (a / six) * g.encode,
-    "scale-then-sixth": lambda a, g, six, sixth: g.encode * (a * sixth),
-    "divide-by-product": lambda a, g, six, sixth: a / (six * g.decode),
-    "divide-twice": lambda a, g, six, sixth: (a / six) / g.decode,
-    "prescaled": lambda a, g, six, sixth: (a * g.encode) / six,
-    "bfloat16": lambda a, g, six, sixth: _bf16(a / six) * g.encode,
+# a, S and D are float32 and so is every intermediate; six and sixth are element_max and
+# fl(1/element_max), which are 6 and 0x3E2AAAAB unless there is headroom
+_BLOCK_SCALE: dict[str, Callable[[Operations, F32, GlobalScale, F32, F32, str], F32]] = {
+    "amax-times-sixth-of-scale": lambda o, a, g, six, sixth, t: o.mul(a, o.mul(g.encode, sixth)),
+    "divide-by-6": lambda o, a, g, six, sixth, t: o.mul(through(o.div(a, six), t), g.encode),
+    "scale-then-sixth": lambda o, a, g, six, sixth, t: o.mul(g.encode, o.mul(a, sixth)),
+    "divide-by-product": lambda o, a, g, six, sixth, t: o.div(a, o.mul(six, g.decode)),
+    "divide-twice": lambda o, a, g, six, sixth, t: o.div(o.div(a, six), g.decode),
+    "prescaled": lambda o, a, g, six, sixth, t: o.div(a, six),
+    "prescaled-times-sixth": lambda o, a, g, six, sixth, t: o.mul(a, sixth),
 }
+PRESCALED = ("prescaled", "prescaled-times-sixth")
 
 
 def block_scale(a: F32, g: GlobalScale, ar: Arithmetic) -> F32:
-    """The block scale before its E4M3 rounding, (rows, blocks) float32 (rule SCALE-BLOCK)."""
-    six = np.float32(ar.element_max)
-    sixth = SIXTH if ar.headroom == 1 else ONE / six
-    s = _BLOCK_SCALE[ar.block_scale](a, g, six, sixth)
+    """The block scale before its E4M3 rounding, (rows, blocks) float32 (rule SCALE-BLOCK).
+
+    ``a`` is the block amax; for the two prescaled forms that of fl(x·S).
+    """
+    six = np.asarray(ar.element_max, np.float32)
+    sixth = np.asarray(SIXTH if ar.headroom == 1 else ONE / six)
+    s = _BLOCK_SCALE[ar.block_scale](operations(ar), a, g, six, sixth, ar.sixth_type)
     limit = {"float32-max": FLT_MAX, "e4m3-max": e4m3.MAX, "none": None}[ar.block_scale_max]
     return s if limit is None else minimum(s, limit, ar.block_scale_nan)
 
 
-def round_scale(s: F32, a: F32, ar: Arithmetic) -> U8:
+def round_scale(s: F32, a: F32, g: GlobalScale, ar: Arithmetic) -> U8:
     """E4M3 bytes of block scales (rules E4M3-RNE, E4M3-SATURATE and their deviations)."""
-    if ar.scale_floor:
-        s = np.maximum(s, np.float32(ar.scale_floor))
+    unrounded = s
+    if ar.scale_floor is not None:
+        s = np.where(s <= np.float32(ar.scale_floor), np.float32(ar.scale_floor), s)
     if ar.scale_rounding == "power-of-two":
         s = _next_power_of_two(s)
     overflow = "saturate" if ar.scale_overflow == "nan-above-240" else ar.scale_overflow
@@ -111,8 +142,12 @@ def round_scale(s: F32, a: F32, ar: Arithmetic) -> U8:
         # the byte read as a 4-exponent-bit IEEE number, which has no top binade and here no subnormals
         magnitude = code & np.uint8(0x7F)
         code = np.where(magnitude >= 0x78, np.uint8(ar.scale_nan_byte), np.where(magnitude < 8, np.uint8(0), code))
+    if ar.scale_invalid_byte != ar.scale_nan_byte:
+        invalid = np.isnan(s) & ~np.isnan(a) & ~np.isnan(g.encode)
+        code = np.where(invalid, np.uint8(ar.scale_invalid_byte), code)
     if ar.zero_block_scale is not None:
-        code = np.where(a == 0, np.uint8(ar.zero_block_scale), code)
+        zero = {"amax": a, "block-scale": unrounded, "byte": code}[ar.zero_block_rule] == 0
+        code = np.where(zero, np.uint8(ar.zero_block_scale), code)
     return code
 
 
@@ -123,15 +158,15 @@ def _next_power_of_two(s: F32) -> F32:
     return np.where(np.isfinite(s) & (s > 0), rounded, s).astype(np.float32)
 
 
-_MULTIPLIER: dict[str, Callable[[F32, GlobalScale], F32]] = {
-    "reciprocal-of-product": lambda d, g: ONE / (d * g.decode),
-    "quotient": lambda d, g: g.encode / d,
-    "reciprocal-product": lambda d, g: g.encode * (ONE / d),
-    "two-multiplications": lambda d, g: ONE / d,
-    "bfloat16-coefficient": lambda d, g: g.encode / d,
-    "unrounded-block-scale": lambda d, g: ONE / (d * g.decode),
-    "divide-by-product": lambda d, g: d * g.decode,  # a divisor
-    "divide-by-quotient": lambda d, g: d / g.encode,  # a divisor
+_MULTIPLIER: dict[str, Callable[[Operations, F32, GlobalScale], F32]] = {
+    "reciprocal-of-product": lambda o, d, g: o.div(ONE, o.mul(d, g.decode)),
+    "quotient": lambda o, d, g: o.div(g.encode, d),
+    "reciprocal-product": lambda o, d, g: o.mul(g.encode, o.div(ONE, d)),
+    "two-multiplications": lambda o, d, g: o.div(ONE, d),
+    "bfloat16-coefficient": lambda o, d, g: o.div(g.encode, d),
+    "unrounded-block-scale": lambda o, d, g: o.div(ONE, o.mul(d, g.decode)),
+    "divide-by-product": lambda o, d, g: o.mul(d, g.decode),  # a divisor
+    "divide-by-quotient": lambda o, d, g: o.div(d, g.encode),  # a divisor
 }
 DIVISORS = ("divide-by-product", "divide-by-quotient")
 
@@ -142,24 +177,26 @@ def encode_scale(code: U8, s: F32, g: GlobalScale, ar: Arithmetic) -> F32:
     te (rule SCALE-ENCODE): e = fmin(fl(1/fl(d·D)), FLT_MAX); d = 0 gives FLT_MAX.
     """
     d = s if ar.encode_scale == "unrounded-block-scale" else e4m3.VALUES[code]
-    e = _MULTIPLIER[ar.encode_scale](d, g)
+    e = _MULTIPLIER[ar.encode_scale](operations(ar), d, g)
     if ar.encode_scale in DIVISORS or ar.encode_max == "none":
         return e
     if ar.encode_scale == "bfloat16-coefficient":
-        return _bf16(minimum(e, BF16_MAX, ar.encode_nan))
+        return through(minimum(e, BF16_MAX, ar.encode_nan), "bfloat16")
     return minimum(e, FLT_MAX, ar.encode_nan)
 
 
 def scale_elements(x: F32, e: F32, g: GlobalScale, ar: Arithmetic) -> F32:
     """Scaled elements y of tiles (16, rows, blocks), in place (rule ELEMENT-SCALE): y = fl(x·e)."""
-    if ar.encode_scale in DIVISORS:
-        return np.divide(x, e, out=x)
+    if ar.flush_subnormals:
+        x[...] = flushed(x)
     if ar.encode_scale == "two-multiplications":
         np.multiply(x, g.encode, out=x)
-    if ar.encode_scale != "bfloat16-coefficient":
-        return np.multiply(x, e, out=x)
-    # fma(x, e, +0) rounds once, as the product does, but an exactly zero product becomes +0
-    zero = (x == 0) | (e == 0)
-    np.multiply(x, e, out=x)
-    x[zero & (x == 0)] = 0.0
+        if ar.flush_subnormals:
+            x[...] = flushed(x)
+    zero = (x == 0) | (e == 0) if ar.encode_scale == "bfloat16-coefficient" else None
+    (np.divide if ar.encode_scale in DIVISORS else np.multiply)(x, e, out=x)
+    if zero is not None:
+        x[zero & (x == 0)] = 0.0  # fma(x, e, +0) rounds once too, but makes an exactly zero product +0
+    if ar.flush_subnormals:
+        x[...] = flushed(x)
     return x
