@@ -1,9 +1,36 @@
 """nvfp4ref: what a correct NVFP4 quantizer must produce, bit for bit."""
 
-from . import arrays, blocks, e2m1, e4m3, e8m0, hadamard, layout
+from . import e2m1, e4m3, e8m0, hadamard, layout
 from .arithmetic import PRESETS, Arithmetic, arithmetic
+from .dump import Dump, DumpError, from_tensor, iter_dumps, load_dump, load_dumps, load_tensor, save_dump
 from .hadamard import RHT
 from .quantize import dequantize, quantize
-from .tensor import NVFP4Tensor
+from .streams import Philox
+from .tensor import NVFP4Tensor, Steps
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "PRESETS",
+    "RHT",
+    "Arithmetic",
+    "Dump",
+    "DumpError",
+    "NVFP4Tensor",
+    "Philox",
+    "Steps",
+    "arithmetic",
+    "dequantize",
+    "e2m1",
+    "e4m3",
+    "e8m0",
+    "from_tensor",
+    "hadamard",
+    "iter_dumps",
+    "layout",
+    "load_dump",
+    "load_dumps",
+    "load_tensor",
+    "quantize",
+    "save_dump",
+]

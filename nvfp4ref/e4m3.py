@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .arrays import as_float32
-from .fp32 import F32, NAN, U8, AnyArray
+from .fp32 import F32, NAN, U8, U32, AnyArray, reverse_halves
 
 MAX = np.float32(448)
 NAN_BYTE = 0x7F
@@ -42,17 +42,48 @@ ROUNDING: dict[str, Callable[[AnyArray], AnyArray | np.uint32]] = {
 }
 
 
-def encode_magnitude(magnitude: F32, rounding: str = "nearest-even") -> AnyArray:
-    """E4M3 codes of finite non-negative float32, not yet limited to 0x7E (464 and more give 0x7F up).
+def code_units(magnitude: F32) -> U32:
+    """Finite non-negative float32 in units of 2^-20 of an E4M3 code step, cut off, with a sticky last bit.
 
-    From 2^-6 up the float32 bits, their exponent rebased to E4M3's bias of 7, count in units of 2^-20 of a
-    code step; below, a step is 2^-9 and the same count is x·2^29, with a sticky last bit for what is lost.
+    From 2^-6 up these are the float32 bits with their exponent rebased to E4M3's bias of 7; below, a step is
+    2^-9 and the count is x·2^29.
     """
     fixed = np.minimum(magnitude, _MIN_NORMAL) * np.float32(2.0**29)
     units = fixed.astype(np.uint32)
     units |= units != fixed
-    units = np.where(magnitude >= _MIN_NORMAL, magnitude.view(np.uint32) - np.uint32(120 << 23), units)
+    return np.where(magnitude >= _MIN_NORMAL, magnitude.view(np.uint32) - np.uint32(120 << 23), units)
+
+
+def encode_magnitude(magnitude: F32, rounding: str = "nearest-even") -> U32:
+    """E4M3 codes of finite non-negative float32, not yet limited to 0x7E (464 and more give 0x7F up)."""
+    units = code_units(magnitude)
     return (units + ROUNDING[rounding](units)) >> np.uint32(20)
+
+
+def encode_stochastic(x: ArrayLike, rbits: ArrayLike) -> U8:
+    """E4M3 bytes of ``cvt.rs.satfinite.e4m3x4.f32``: 16 random bits an element (rule SR-E4M3).
+
+    Args:
+        x: (n, 4) float32; rbits: (n,) uint32.  The low half of a word serves elements 0 and 1, the high
+            half 2 and 3; the second element of each pair sees its 16 bits reversed.
+    Returns:
+        uint8 (n, 4); above 448 and Inf saturate, NaN gives 0x7F.
+    Raises:
+        TypeError, ValueError: wrong dtype or shape.
+    """
+    values, words = as_float32(x), np.asarray(rbits)
+    if values.ndim != 2 or values.shape[1] != 4:
+        raise ValueError(f"x has four elements a row, shape (n, 4); got {values.shape}")
+    if words.dtype != np.uint32 or words.shape != (len(values),):
+        raise TypeError(f"rbits are uint32, one word a row, shape ({len(values)},); got {words.dtype} {words.shape}")
+    mirrored = reverse_halves(words)
+    low, high = np.uint32(0xFFFF), np.uint32(16)
+    fields = np.stack([words & low, mirrored & low, words >> high, mirrored >> high], axis=-1)
+    magnitude = np.fmin(np.abs(values), np.float32(512))
+    code = np.minimum(((code_units(magnitude) >> np.uint32(4)) + fields) >> np.uint32(16), np.uint32(0x7E))
+    byte = code.astype(np.uint8) | np.signbit(values).view(np.uint8) * np.uint8(0x80)
+    byte[np.isnan(values)] = NAN_BYTE
+    return byte
 
 
 def encode(

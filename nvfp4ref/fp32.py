@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
 U16 = NDArray[np.uint16]
+U32 = NDArray[np.uint32]
 AnyArray = NDArray[Any]
 
 bfloat16 = np.dtype(ml_dtypes.bfloat16)
@@ -81,6 +82,14 @@ def widen(x: AnyArray) -> F32:
     else:
         np.copyto(out, x)
     return out
+
+
+def reverse_halves(words: U32) -> U32:
+    """Each 16-bit half of 32-bit words with its bits in reverse order."""
+    for shift, mask in ((1, 0x55555555), (2, 0x33333333), (4, 0x0F0F0F0F), (8, 0x00FF00FF)):
+        m = np.uint32(mask)
+        words = ((words >> np.uint32(shift)) & m) | ((words & m) << np.uint32(shift))
+    return words
 
 
 def require_subnormals() -> None:

@@ -17,6 +17,7 @@ from .arithmetic import Arithmetic
 from .fp32 import F32, U8, AnyArray, bfloat16, canonical_nan, require_subnormals, to_bfloat16, to_float16
 from .hadamard import RHT
 from .scaling import GlobalScale
+from .streams import Philox
 from .tensor import NVFP4Tensor, Steps, _named, as_tensor, rows_of
 
 SLAB = 2**16  # elements worked on at a time
@@ -32,12 +33,18 @@ class Job(NamedTuple):
     block: tuple[int, int]
     arithmetic: Arithmetic
     block_nan: str  # what a block amax does with NaN
+    random: AnyArray | None = None  # stochastic: (4, rows, blocks) words or (16, rows, blocks) uniforms
 
     def part(self, rows: slice, columns: slice) -> Job:
         amax, (encode, decode) = self.amax, self.scale
         if amax.ndim:
             amax, encode, decode = amax[rows], encode[rows], decode[rows]
-        return self._replace(tiles=self.tiles[:, rows, columns], amax=amax, scale=GlobalScale(encode, decode))
+        return self._replace(
+            tiles=self.tiles[:, rows, columns],
+            amax=amax,
+            scale=GlobalScale(encode, decode),
+            random=None if self.random is None else self.random[:, rows, columns],
+        )
 
 
 def _slabs(tiles: AnyArray) -> list[tuple[slice, slice]]:
@@ -73,7 +80,10 @@ def quantize(
         block: (1, 16), or (16, 16) for one scale a 16x16 tile.
         axis: −1 rowwise; 0 quantizes the transpose of a matrix (R, C), blocks along R, result shapes those
             of x transposed.
-        rounding: "nearest-even".
+        rounding: "nearest-even", or "stochastic" by the arithmetic's rule ``stochastic``.
+        rbits: the random numbers of stochastic rounding: uint32 words, one for 4 elements along the blocked
+            axis of the result, (R, K/4), for axis 0 (C, R/4); float32 uniforms, one an element, for the rules
+            "te-jax" and "ideal"; or a Philox, which makes the words of the kernel it names.
         rht: random Hadamard transform along the blocked axis, before amax.
         amax: the amax to use in place of max(abs(x)): any float32, zero, Inf, NaN, stale or negative;
             one value a row of the result when the arithmetic is row-scaled.
@@ -84,7 +94,7 @@ def quantize(
     Raises:
         TypeError: dtype or argument type.  ValueError: shape, value or combination; both say what to do.
     Rules:
-        AMAX-*, SCALE-*, ELEMENT-SCALE, E2M1-RNE, E2M1-PACK of docs/spec.md.
+        AMAX-*, SCALE-*, ELEMENT-SCALE, E2M1-*, SR-*, STREAM-* of docs/spec.md.
     """
     require_subnormals()
     ar = _named(arithmetic)
@@ -92,6 +102,8 @@ def quantize(
     matrix = blocks.as_matrix(x, axis, block)
     shape = np.shape(x) if axis == -1 else matrix.shape[::-1]
     job = prepare(matrix, block, axis, rht, amax, ar)
+    if rounding == "stochastic":
+        job = job._replace(random=random_tiles(rbits, matrix, axis, block, rht is not None, ar))
 
     _, rows, columns = job.tiles.shape
     packed = np.empty((rows, columns * 8), np.uint8)
@@ -126,10 +138,15 @@ def quantize(
 
 
 def _check_options(ar: Arithmetic, block: tuple[int, int], rounding: str, rbits: Any, rht: Any, threads: int) -> None:
-    if rounding != "nearest-even":
-        raise ValueError(f"rounding is 'nearest-even'; got {rounding!r}")
-    if rbits is not None:
+    if rounding not in ("nearest-even", "stochastic"):
+        raise ValueError(f"rounding is 'nearest-even' or 'stochastic'; got {rounding!r}")
+    if rounding == "nearest-even" and rbits is not None:
         raise ValueError("rbits are random words for stochastic rounding; nearest-even takes none")
+    if rounding == "stochastic":
+        if rbits is None:
+            raise ValueError("stochastic rounding needs rbits: uint32 words, one for 4 elements, or an nvfp4ref.Philox")
+        if ar.four_over_six:
+            raise ValueError("4over6 does not go with stochastic rounding, as in Transformer Engine")
     if rht is not None and not isinstance(rht, RHT):
         raise TypeError(f"rht is an nvfp4ref.RHT or None; got {type(rht).__name__}")
     if not isinstance(threads, int) or threads < 1:
@@ -159,6 +176,20 @@ def prepare(
         value = value.reshape(-1, 1)
     with np.errstate(all="ignore"):
         return Job(tiled, value, scaling.global_scale(value, ar), block, ar, block_nan)
+
+
+def random_tiles(
+    rbits: Any, matrix: AnyArray, axis: int, block: tuple[int, int], rht: bool, ar: Arithmetic
+) -> AnyArray:
+    """The random numbers of a stochastic quantization as tiles (4 or 16, rows, blocks)."""
+    rows, length = matrix.shape if axis == -1 else matrix.shape[::-1]
+    words_a_block = e2m1.STOCHASTIC[ar.stochastic][1]
+    if isinstance(rbits, Philox):
+        if words_a_block != 4:
+            raise ValueError(f"the rule {ar.stochastic!r} takes float32 uniforms, one an element, not Philox words")
+        rbits = rbits.words(matrix.shape, axis, dtype=matrix.dtype.name, block=block, rht=rht)
+    random = e2m1.checked_random(rbits, ar.stochastic, (rows, length // 4))
+    return random.reshape(rows, length // 16, words_a_block).transpose(2, 0, 1)
 
 
 def _given_amax(amax: ArrayLike, rows: int, ar: Arithmetic) -> F32:
@@ -200,7 +231,8 @@ def quantize_tiles(job: Job) -> tuple[U8, U8]:
         byte = scaling.round_scale(s, a, job.scale, ar)
         e = scaling.encode_scale(byte, s, job.scale, ar)
         y = scaling.scale_elements(x, e, job.scale, ar)
-    codes = e2m1.round_elements(y, ar)
+    random = None if job.random is None else np.ascontiguousarray(job.random)
+    codes = e2m1.round_elements(y, ar, random)
     if ar.nan_block_codes is not None:
         _code_nan_blocks(codes, s, a, job)
     return codes, byte
