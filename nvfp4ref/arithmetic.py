@@ -33,10 +33,10 @@ class Arithmetic:
     global_scale: L["quotient", "reciprocal-form", "reciprocal-then-multiply", "none"] = "quotient"
     # quotient S = fl(M/A), D = fl(1/S); reciprocal-form D = fl(A/M), S = fl(1/D);
     # reciprocal-then-multiply S = fl(fl(1/A)·M), D = fl(1/S); none S = D = 1
-    global_guard: L["te", "fused-rht", "reference", "finite", "none"] = "te"
+    global_guard: L["te", "fused-rht", "reference", "finite", "zero-amax", "none"] = "te"
     # te: S = fmin(S, FLT_MAX), 1 if A or S is 0; fused-rht: A > 0 ? min.NaN(S, FLT_MAX) : 1;
     # reference: min.NaN(S, FLT_MAX), 1 if S is 0; finite: A at least the smallest normal of the input type,
-    # S = 1 unless finite; none: as computed
+    # S = 1 unless finite; zero-amax: 1 if A is 0; none: as computed
     global_type: L["float32", "bfloat16", "float16", "input"] = "float32"  # each step of S rounded to this
     e4m3_max: L[448, 256] = 448
     headroom: float = 1.0  # element_max = 6·headroom; 16/17 makes stochastic rounding free of clipping
@@ -75,11 +75,13 @@ class Arithmetic:
     ] = "reciprocal-of-product"
     encode_max: L["float32-max", "none"] = "float32-max"  # clamp of e
     encode_nan: L["drop", "propagate"] = "drop"  # does that clamp drop NaN or keep it
+    reciprocal_of_zero: float | None = None  # what 1/0 gives where it is guarded (1e-8)
+    zero_scale_elements: L["scaled", "zero"] = "scaled"  # elements of a block whose scale byte is 0
 
     # -- element ---------------------------------------------------------------------------------
     element_rounding: L["nearest-even", "ties-away", "ties-to-zero", "truncate"] = "nearest-even"
     element_via: L["bfloat16", "float16"] | None = None  # y rounded to that type first
-    saturate: bool = True
+    saturate: bool = True  # else magnitudes from 7 up become 8, code 8, and Inf the code of NaN
     negative_zero: L["keep", "drop-exact", "drop"] = "keep"
     # keep: −0 and negatives that round to 0 give 8; drop-exact: y = −0 gives 0; drop: both give 0
     nan_code: int = 7
@@ -98,6 +100,7 @@ class Arithmetic:
     # -- variants --------------------------------------------------------------------------------
     four_over_six: L["MAE", "MSE"] | None = None
     four_over_six_fast_error: bool = False
+    four_over_six_sum: L["sequential", "torch-row-sum"] = "sequential"  # order of the error's additions
     row_scaled: bool = False
     stochastic: L["sm100", "te-fallback", "te-jax", "ideal"] = "sm100"
 
@@ -149,7 +152,7 @@ def _choices(annotation: Any) -> tuple[Any, ...]:
     return found
 
 
-_FREE = ("scale_floor", "zero_block_scale", "nan_code_bfloat16", "nan_block_codes")  # checked by range, not by list
+_FREE = ("scale_floor", "reciprocal_of_zero", "zero_block_scale", "nan_code_bfloat16", "nan_block_codes")  # checked by range, not by list
 _CHOICES = {
     name: choices
     for name, annotation in get_type_hints(Arithmetic).items()
@@ -199,6 +202,22 @@ PRESETS: dict[str, Arithmetic] = {
         flush_subnormals=True,
     ),
     "four-over-six": replace(_TE, name="four-over-six", four_over_six="MAE", e4m3_max=256),
+    "fouroversix": replace(
+        _TE,
+        name="fouroversix",
+        amax_nan="propagate",
+        global_guard="zero-amax",
+        e4m3_max=256,
+        block_scale="divide-by-6",
+        block_scale_nan="propagate",
+        encode_max="none",
+        zero_scale_elements="zero",
+        saturate=False,
+        negative_zero="drop-exact",
+        nan_code=11,
+        four_over_six="MSE",
+        four_over_six_sum="torch-row-sum",
+    ),
     "torchao": replace(
         _TE,
         name="torchao",
@@ -244,6 +263,19 @@ PRESETS: dict[str, Arithmetic] = {
         negative_zero="drop-exact",
         nan_code=0,
         nan_code_bfloat16=8,
+    ),
+    "vllm": replace(
+        _TE,
+        name="vllm",
+        amax_nan="propagate",
+        global_scale="reciprocal-then-multiply",
+        global_guard="none",
+        block_scale="scale-then-sixth",
+        block_scale_max="e4m3-max",
+        block_scale_nan="propagate",
+        encode_max="none",
+        reciprocal_of_zero=1e-8,
+        negative_zero="drop-exact",
     ),
     "jax-nn": replace(
         _TE,

@@ -82,7 +82,8 @@ def block_amax(magnitude: F32, block: tuple[int, int], nan: str = "ignore") -> F
     """
     largest = _tree_maximum(magnitude) if nan == "tree" else np.maximum.reduce(magnitude, axis=0)
     if nan == "ignore" and np.isnan(largest).any():
-        largest = np.fmax(np.fmax.reduce(magnitude, axis=0), np.float32(0))
+        # not fmax, which loses what came before a signalling NaN
+        largest = np.maximum.reduce(np.where(np.isnan(magnitude), np.float32(0), magnitude), axis=0)
     if block == (16, 16):
         rows, blocks = largest.shape
         tile: F32 = np.maximum.reduce(largest.reshape(rows // BLOCK, BLOCK, blocks), axis=1)

@@ -4,15 +4,16 @@
     save_dump("w.safetensors", dump)
     save_dump("w.npz", x=x, packed=packed, scales=scales, amax=amax, block=(16, 16))
 
-A file holds the arrays of :class:`Dump` under their names and its other fields as one JSON text, `meta`.
-In an .npz `meta` is a 0-d unicode array or UTF-8 bytes in a uint8 array; in a .safetensors it is the entry
-`meta` of `__metadata__`, or `__metadata__` has the fields one by one.  A field left out, or null, has the
-default of the class; only `format` ("nvfp4-dump") and `version` (1) must be there.
+A file holds the arrays of :class:`Dump` under their names and its other fields as one JSON text, `meta`: in an
+.npz a 0-d unicode array, or UTF-8 bytes in a uint8 array; in a .safetensors the entry `meta` of `__metadata__`,
+or `__metadata__` has the fields one by one.  A field left out, or null, has the default of the class; only
+`format` ("nvfp4-dump") and `version` (1) must be there.
 
 **Names.**  A key is `field` or `name.field`, cut at its last dot: `layers.0.w.packed` belongs to the tensor
-`layers.0.w`, whose meta is `layers.0.w.meta`, else the file's `meta`.  Only a .safetensors file holds named
-tensors.  `a.…` and `b.…` beside a `d` are the operands of that GEMM, each with its own meta (`a.meta`), else
-the GEMM's; without a `d` they are two tensors that are named a and b.
+`layers.0.w`.  Only a .safetensors file holds named tensors.  `a.…` and `b.…` beside a `d` are the operands of
+that GEMM; without a `d` they are two tensors that are named a and b.  The meta of a named tensor or operand is
+the text `name.meta`, else what `tensors` in the file's meta, an object, has under its name (this is written),
+else its GEMM's meta, else the file's.
 
 **Unknown keys**, of arrays or of meta, are kept as they are, unless one is so near to a known name that it
 must be a slip: that is an error, for what it meant to say would otherwise go unheard.
@@ -28,11 +29,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from .arithmetic import Arithmetic, arithmetic
+from .arrays import narrow
 from .container import (
     Archive,
     Array,
@@ -42,17 +45,15 @@ from .container import (
     check_suffix,
     foreign,
     load_npy,
+    native,
     open_archive,
-    parse_object,
     shown,
     write_archive,
 )
-from .dump_meta import FLOATS, FORMAT, META, extra_meta, json_object, one_of, refuse_slip
-
-if TYPE_CHECKING:
-    from .arithmetic import Arithmetic
-    from .hadamard import RHT
-    from .tensor import NVFP4Tensor
+from .dump_meta import FLOATS, FORMAT, META, TENSORS, extra_meta, json_object, one_of, parse_object, refuse_slip
+from .hadamard import RHT
+from .layout import padded_shape
+from .tensor import NVFP4Tensor, rows_of
 
 __all__ = [
     "Dump",
@@ -156,7 +157,7 @@ class Dump:
         self._set("d_dtype", self.d_dtype or ("" if self.d is None else self.d.dtype.name))
         _check_presence(self)
         if self.shape:
-            _check_shapes(self, *self.shape)
+            _check_tensor(self, *self.shape)
         if self.d is not None:
             _check_gemm(self)
 
@@ -206,7 +207,7 @@ class Dump:
         if scales is None or self.shape is None:
             return None
         rows, cols = self.shape[::-1] if transposed else self.shape
-        kinds = {"compact": (rows, cols // 16), "padded": (_up(rows, 128), _up(cols // 16, 4))}
+        kinds = {"compact": (rows, cols // 16), "padded": padded_shape(rows, cols // 16)}
         found = [kind for kind, shape in kinds.items() if shape == scales.shape] or ["other"]
         return found[-1 if self.scale_layout == "swizzled" else 0]
 
@@ -223,8 +224,6 @@ class Dump:
 
         Raises DumpError when meta names an unknown preset or field, ValueError when `given` does.
         """
-        from .arithmetic import arithmetic
-
         changes = {"row_scaled": True} if self.row_scaled else {}
         if given is not None:
             return arithmetic(given, **changes)
@@ -238,8 +237,6 @@ class Dump:
 
         Raises DumpError when its fields make no RHT.
         """
-        from .hadamard import RHT
-
         said = self.rht_t if columnwise else self.rht
         if said is False:
             return None
@@ -255,8 +252,6 @@ class Dump:
         return self._tensor("_t", self.scale_kind_t, arithmetic)
 
     def _tensor(self, side: str, kind: str | None, given: str | Arithmetic | None) -> NVFP4Tensor:
-        from .tensor import NVFP4Tensor
-
         packed, scales, amax = (getattr(self, name + side) for name in ("packed", "scales", "amax"))
         for name, array in (("packed", packed), ("amax", amax)):
             if array is None:
@@ -278,17 +273,13 @@ def _array(name: str, value: Any, declared: str) -> Array | None:
     if value is None:
         return None
     with foreign(f"{name} is not an array"):
-        array = _native(np.asarray(value))
+        array = native(np.asarray(value))
     array = _reinterpreted(array, declared, e4m3=name.startswith("scales"))
     if array.dtype.name not in _DTYPES[name]:
         raise DumpError(f"{name} is {array.dtype}, expected {' or '.join(_DTYPES[name])}{_hint(name, array)}")
     if name in ("x", "d") and declared not in ("", array.dtype.name):
         raise DumpError(f"{name} is {array.dtype}, but {name}_dtype is {declared!r}")
     return array.reshape(1) if array.ndim == 0 and _DTYPES[name] == ("float32",) else array
-
-
-def _native(array: Array) -> Array:
-    return np.asarray(array, array.dtype.newbyteorder("="), order="C")
 
 
 def _is_bits(array: Array) -> bool:
@@ -320,7 +311,7 @@ def _extra(name: str, value: Any) -> Array:
     array = np.asarray(value)
     if array.dtype.kind not in "biufc":
         raise DumpError(f"extra array {shown(name)} is {array.dtype}, expected plain numbers")
-    return _native(array)
+    return native(array)
 
 
 # -- the checks of arrays against each other ---------------------------------------------------------
@@ -358,32 +349,18 @@ def _common_shape(dump: Dump) -> tuple[int, int]:
     return next(iter(shapes.values()))
 
 
-def _check_shapes(dump: Dump, rows: int, cols: int) -> None:
+def _check_tensor(dump: Dump, rows: int, cols: int) -> None:
     """The blocked axes divide into blocks, and everything else has a shape that follows from (R, C)."""
     square = dump.block == (16, 16)
     for axis, size, blocked in (("C", cols, dump.packed is not None), ("R", rows, dump.packed_t is not None)):
         if (blocked or square) and size % 16:
             raise DumpError(f"x is ({rows}, {cols}), and {axis} = {size} is blocked but no multiple of 16")
-    for name, array in dump.arrays().items():
-        _check_shape(name, array, _expected_shapes(name, array, rows, cols), f"x of ({rows}, {cols})")
-
-
-def _check_shape(name: str, array: Array, expected: list[tuple[int, ...]], source: str) -> None:
-    if expected and array.shape not in expected:
-        shapes = " or ".join(map(str, dict.fromkeys(expected)))
-        raise DumpError(f"{name} has the shape {array.shape}, expected {shapes} for {source}")
-
-
-def _expected_shapes(name: str, array: Array, rows: int, cols: int) -> list[tuple[int, ...]]:
-    """The shapes an array may have beside an x of (rows, cols); empty where that does not decide."""
-    if name.endswith("_t"):
-        rows, cols = cols, rows
-    match name.removesuffix("_t"):
-        case "amax" | "global_scale":
-            return [(1,), (rows,)]
-        case "rbits":
-            return [(rows, cols // 4) if array.dtype == np.uint32 else (rows, cols)]
-    return []
+    for side, r, c in (("", rows, cols), ("_t", cols, rows)):
+        _check_shape(dump, f"amax{side}", [(1,), (r,)], f"x of ({rows}, {cols})")
+        _check_shape(dump, f"global_scale{side}", [(1,), (r,)], f"x of ({rows}, {cols})")
+        rbits = getattr(dump, f"rbits{side}")
+        words = rbits is not None and rbits.dtype == np.uint32
+        _check_shape(dump, f"rbits{side}", [(r, c // 4 if words else c)], f"x of ({rows}, {cols})")
 
 
 def _check_gemm(dump: Dump) -> None:
@@ -391,11 +368,15 @@ def _check_gemm(dump: Dump) -> None:
     (m, k), (n, k_b) = (_operand_shape(name, operand) for name, operand in dump.operands().items())
     if k != k_b:
         raise DumpError(f"operands a ({m}, {k}) and b ({n}, {k_b}) differ in K")
-    shapes: dict[str, tuple[int, ...]] = {"d": (m, n), "c": (m, n), "bias": (n,), "alpha": (1,), "beta": (1,)}
-    for name, shape in shapes.items():
-        array = getattr(dump, name)
-        if array is not None:
-            _check_shape(name, array, [shape], f"a ({m}, {k}) and b ({n}, {k})")
+    for name, shape in {"d": (m, n), "c": (m, n), "bias": (n,), "alpha": (1,), "beta": (1,)}.items():
+        _check_shape(dump, name, [shape], f"a ({m}, {k}) and b ({n}, {k})")
+
+
+def _check_shape(dump: Dump, name: str, allowed: list[tuple[int, ...]], source: str) -> None:
+    array = getattr(dump, name)
+    if array is not None and array.shape not in allowed:
+        shapes = " or ".join(map(str, dict.fromkeys(allowed)))
+        raise DumpError(f"{name} has the shape {array.shape}, expected {shapes} for {source}")
 
 
 def _operand_shape(name: str, operand: Any) -> tuple[int, int]:
@@ -406,10 +387,6 @@ def _operand_shape(name: str, operand: Any) -> tuple[int, int]:
             f"operand {name} must be a tensor with a rowwise output (packed, scales), K along its rows"
         )
     return _common_shape(operand)
-
-
-def _up(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple
 
 
 # -- reading -----------------------------------------------------------------------------------------
@@ -437,9 +414,9 @@ def iter_dumps(path: PathLike) -> Iterator[tuple[str, Dump]]:
         groups = _groups(archive.names)
         names = [name for name in groups if not _is_operand(name, groups)]
         _check_names(path, names)
-        common = _read_meta(archive, "")
+        metas = _file_metas(archive, groups)
         for name in names:
-            yield name, _read(archive, groups, name, common)
+            yield name, _read(archive, groups, name, metas)
 
 
 def _check_names(path: PathLike, names: Iterable[str]) -> None:
@@ -466,53 +443,43 @@ def _is_operand(name: str, groups: _Groups) -> bool:
     return last in _OPERANDS and "d" in groups.get(parent, {})
 
 
-def _read(archive: Archive, groups: _Groups, name: str, inherited: dict[str, Any] | None) -> Dump:
-    """One dump, with its operands; `inherited` is the meta for one that has none of its own."""
+def _file_metas(archive: Archive, groups: _Groups) -> dict[str, Any]:
+    """What the file's meta says, under the name '', and what it says of single tensors, under theirs."""
+    common = _own_meta(archive, "")
+    if common is None:
+        return {}
+    tensors = json_object(TENSORS, common.pop(TENSORS, {}))
+    absent = [name for name in tensors if not name or name not in groups]
+    if absent:
+        raise DumpError(f"meta speaks of tensors that are not there: {_listed(absent)}")
+    return {"": common, **tensors}
+
+
+def _read(archive: Archive, groups: _Groups, name: str, metas: Mapping[str, Any]) -> Dump:
+    """One dump, with its operands; `metas` as from `_file_metas`, '' serving tensors that have none."""
     with blame(f"tensor {shown(name)}") if name else nullcontext():
-        meta = _read_meta(archive, name) or inherited
+        candidates = (metas.get(name), _own_meta(archive, name), metas.get(""))
+        meta = next((one for one in candidates if one is not None), None)
         if meta is None:
             raise DumpError(f"no meta that says {json.dumps(FORMAT)}; found {_listed(archive.names)}")
+        fields = _meta_fields(meta, archive.text(_key(name, "global_scale_form")))
         arrays = {array: archive.read(key) for array, key in groups[name].items()}
-        extra = {array: arrays.pop(array) for array in list(arrays) if array not in _DTYPES}
-        fields: dict[str, Any] = {**meta, **arrays, "extra": extra}
+        fields["extra"] = {array: arrays.pop(array) for array in list(arrays) if array not in _DTYPES}
         for operand in _OPERANDS:
-            child = f"{name}.{operand}" if name else operand
+            child = _key(name, operand)
             if child in groups and _is_operand(child, groups):
-                fields[operand] = _read(archive, groups, child, meta)
-        return Dump(**fields)
+                fields[operand] = _read(archive, groups, child, {**metas, "": meta})
+        return Dump(**fields, **arrays)
 
 
-def _read_meta(archive: Archive, name: str) -> dict[str, Any] | None:
-    """The meta of one tensor as fields of Dump, None if it has none."""
-    prefix = f"{name}." if name else ""
-    text = archive.text(prefix + "meta")
-    found = _scattered_meta(archive, prefix) if text is None else parse_object(text, "meta")
-    if found is None:
+def _own_meta(archive: Archive, name: str) -> dict[str, Any] | None:
+    """The meta that a file has for one tensor: one JSON text, or a text a field, each JSON or a bare word."""
+    text = archive.text(_key(name, "meta"))
+    if text is not None:
+        return parse_object(text, "meta")
+    if archive.text(_key(name, "format")) is None:
         return None
-    form = archive.text(prefix + "global_scale_form")
-    if form is not None and found.setdefault("global_scale_form", form) != form:
-        raise DumpError(
-            f"global_scale_form is {shown(form)}, but meta says {shown(found['global_scale_form'])}"
-        )
-    for key in FORMAT:
-        found.setdefault(key, None)
-    return _meta_fields(found)
-
-
-def _meta_fields(found: dict[str, Any]) -> dict[str, Any]:
-    """A meta object as fields of Dump; null is as good as absent, except for format and version."""
-    found = dict(found)
-    for key, value in FORMAT.items():
-        one_of(value)(f"meta's {key}", found.pop(key, value))
-    known = {key: found.pop(key) for key in META if key in found}
-    return {**{key: value for key, value in known.items() if value is not None}, "extra_meta": found}
-
-
-def _scattered_meta(archive: Archive, prefix: str) -> dict[str, Any] | None:
-    """Meta whose fields are texts of their own, each JSON or a bare word."""
-    if archive.text(prefix + "format") is None:
-        return None
-    texts = {key: archive.text(prefix + key) for key in (*FORMAT, *META)}
+    texts = {key: archive.text(_key(name, key)) for key in (*FORMAT, *META)}
     return {key: _json_or_word(text) for key, text in texts.items() if text is not None}
 
 
@@ -521,6 +488,22 @@ def _json_or_word(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return text
+
+
+def _meta_fields(meta: Any, form: str | None = None) -> dict[str, Any]:
+    """A meta object as fields of Dump; null is as good as absent.  `form`: a global_scale_form beside it."""
+    found = json_object("meta", meta)
+    for key, value in FORMAT.items():
+        one_of(value)(f"meta's {key}", found.pop(key, None))
+    if form is not None and found.setdefault("global_scale_form", form) != form:
+        said = shown(found["global_scale_form"])
+        raise DumpError(f"global_scale_form is {shown(form)}, but meta says {said}")
+    known = {key: found.pop(key) for key in META if key in found}
+    return {**{key: value for key, value in known.items() if value is not None}, "extra_meta": found}
+
+
+def _key(name: str, array: str) -> str:
+    return f"{name}.{array}" if name else array
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -551,10 +534,25 @@ def save_dump(
         dumps = _dumps(dump, **fields)
         _check_names(path, dumps)
         arrays: dict[str, Array] = {}
-        texts: dict[str, str] = {}
-        for name, one in dumps.items():
-            _flatten(one, name, arrays, texts)
-        write_archive(path, arrays, texts)
+        metas: dict[str, Any] = {}
+        for name, one in _with_operands(dumps):
+            if name in metas:
+                raise DumpError(f"two tensors would both be stored as {shown(name)}; rename one")
+            metas[name] = one.meta()
+            for key, array in {**one.arrays(), **one.extra}.items():
+                bits = array.view(np.uint16) if array.dtype == ml_dtypes.bfloat16 else array
+                arrays[_key(name, key)] = bits
+        meta = metas.pop("", FORMAT)
+        if metas:
+            meta = {**meta, TENSORS: metas}
+        write_archive(path, arrays, json.dumps(meta, sort_keys=True, allow_nan=False))
+
+
+def _with_operands(dumps: Mapping[str, Dump]) -> Iterator[tuple[str, Dump]]:
+    for name, dump in dumps.items():
+        yield name, dump
+        for side, operand in dump.operands().items():
+            yield _key(name, side), operand
 
 
 def _dumps(dump: Any, /, meta: Any = None, **fields: Any) -> dict[str, Dump]:
@@ -562,8 +560,8 @@ def _dumps(dump: Any, /, meta: Any = None, **fields: Any) -> dict[str, Dump]:
     from .tensor import NVFP4Tensor
 
     if meta is not None:
-        found = json_object("meta", meta) if isinstance(meta, Mapping) else parse_object(meta, "meta")
-        fields |= _meta_fields(found)
+        said = json_object("meta", meta) if isinstance(meta, Mapping) else parse_object(meta, "meta")
+        fields |= _meta_fields({**FORMAT, **said})
     match dump:
         case None:
             return {"": Dump(**fields)}
@@ -574,18 +572,6 @@ def _dumps(dump: Any, /, meta: Any = None, **fields: Any) -> dict[str, Dump]:
         case Mapping() if dump and not fields and all(isinstance(one, Dump) for one in dump.values()):
             return {str(name): one for name, one in dump.items()}
     raise DumpError(f"got {type(dump).__name__}, expected a Dump, an NVFP4Tensor or a dict of Dump by name")
-
-
-def _flatten(dump: Dump, name: str, arrays: dict[str, Array], texts: dict[str, str]) -> None:
-    """Add the keys of one dump and its operands to those of the file."""
-    prefix = f"{name}." if name else ""
-    for key, array in {**dump.arrays(), **dump.extra}.items():
-        if prefix + key in arrays:
-            raise DumpError(f"two tensors would both be stored as {shown(prefix + key)}; rename one")
-        arrays[prefix + key] = array.view(np.uint16) if array.dtype == ml_dtypes.bfloat16 else array
-    texts[prefix + "meta"] = json.dumps(dump.meta(), sort_keys=True, allow_nan=False)
-    for operand, one in dump.operands().items():
-        _flatten(one, prefix + operand, arrays, texts)
 
 
 def from_tensor(
@@ -600,18 +586,16 @@ def from_tensor(
     made = {(tensor.block, tensor.arithmetic) for tensor in outputs.values()}
     if len(made) > 1:
         raise DumpError("the rowwise and the columnwise tensor differ in block or arithmetic")
-    for block, arithmetic in made:
-        fields = {"block": block, "arithmetic": arithmetic, **fields}
+    for block, ar in made:
+        fields = {"block": block, "arithmetic": ar, **fields}
     for side, tensor in outputs.items():
-        fields |= {name + side: _rows(getattr(tensor, name)) for name in ("packed", "scales", "amax")}
+        rows = {"packed": rows_of(tensor.packed), "scales": rows_of(tensor.scales), "amax": tensor.amax}
+        fields |= {name + side: array for name, array in rows.items()}
     if x is not None:
         with foreign("x is not an array"):
-            fields["x"] = _rows(np.asarray(x))
+            array = np.asarray(x)
+        fields["x"] = rows_of(array) if array.ndim > 2 else array
     return Dump(**fields)
-
-
-def _rows(array: Array) -> Array:
-    return array.reshape(-1, array.shape[-1]) if array.ndim > 2 else array
 
 
 # -- plain tensors -----------------------------------------------------------------------------------
@@ -651,7 +635,10 @@ def _pick(names: list[str], name: str | None) -> str:
 
 def _as_float(array: Array, dtype: str | None) -> Array:
     """The array in one of the input dtypes."""
-    array = _exact_float32(_reinterpreted(array, dtype or ""))
+    array = _reinterpreted(array, dtype or "")
+    if array.dtype == np.float64:
+        with foreign("cannot be read"):
+            array = narrow(array)
     if array.dtype.name not in FLOATS:
         bits = "; for bfloat16 bit patterns say dtype 'bfloat16'" if _is_bits(array) else ""
         raise DumpError(f"is {array.dtype}, expected {' or '.join(FLOATS)}{bits}")
@@ -659,14 +646,3 @@ def _as_float(array: Array, dtype: str | None) -> Array:
         return array
     with np.errstate(all="ignore"):
         return array.astype(np.float32).astype(dtype)
-
-
-def _exact_float32(array: Array) -> Array:
-    """float64 as float32 where no value changes; anything else as it is."""
-    if array.dtype != np.float64:
-        return array
-    with np.errstate(all="ignore"):
-        narrow = array.astype(np.float32)
-    if not np.array_equal(narrow, array, equal_nan=True):
-        raise DumpError("is float64 and not exact in float32; round it yourself: x.astype(numpy.float32)")
-    return narrow

@@ -6,38 +6,46 @@ raise DumpError that says what was given and what was expected.
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from .arithmetic import PRESETS, Arithmetic
 from .container import DumpError, foreign, shown
 
 FORMAT = {"format": "nvfp4-dump", "version": 1}  # the two fields that must be there
 FLOATS = ("float32", "float16", "bfloat16")
+TENSORS = "tensors"  # in a file of several tensors: the meta of each by name
 
 Parser = Callable[[str, Any], Any]
 Test = Callable[[Any], bool]
 
 
-def one_of(*choices: Any) -> Parser:
-    """A parser for one of these values, of the same type (True is not 1)."""
+def parse_object(text: str | bytes, what: str) -> dict[str, Any]:
+    """A JSON object, strictly: UTF-8, no NaN or Infinity, no key twice."""
+    with foreign(f"{what} is not valid JSON"):
+        value = json.loads(
+            text if isinstance(text, str) else text.decode(),
+            parse_constant=_no_constant,
+            object_pairs_hook=_no_twins,
+        )
+    if not isinstance(value, dict):
+        raise DumpError(f"{what} is JSON {type(value).__name__}, expected an object {{…}}")
+    return value
 
-    def parse(name: str, value: Any) -> Any:
-        if any(type(value) is type(choice) and value == choice for choice in choices):
-            return value
-        expected = " or ".join(repr(choice) for choice in choices if choice)
-        raise DumpError(f"{name} is {'missing' if value is None else shown(value)}, expected {expected}")
 
-    return parse
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
 
 
-def refuse_slip(name: str, known: Iterable[str]) -> None:
-    """Raises DumpError when an unknown name can only be a slip for a known one."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.8)
-    if near:
-        raise DumpError(f"unknown key {shown(name)}; did you mean {near[0]!r}?")
+def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"{shown(key)} stands there twice")
+        found[key] = value
+    return found
 
 
 def json_object(name: str, value: Any) -> dict[str, Any]:
@@ -52,12 +60,31 @@ def json_object(name: str, value: Any) -> dict[str, Any]:
 def extra_meta(value: Any) -> dict[str, Any]:
     """The fields of meta that are none of the known ones."""
     found = json_object("extra_meta", value)
-    known = (*FORMAT, *META)
+    known = (*FORMAT, *META, TENSORS)
     for key in found:
         if key in known:
             raise DumpError(f"{shown(key)} is no extra key of meta; it is a field of its own")
         refuse_slip(key, known)
     return found
+
+
+def refuse_slip(name: str, known: Iterable[str]) -> None:
+    """Raises DumpError when an unknown name can only be a slip for a known one."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.8)
+    if near:
+        raise DumpError(f"unknown key {shown(name)}; did you mean {near[0]!r}?")
+
+
+def one_of(*choices: Any) -> Parser:
+    """A parser for one of these values, of the same type (True is not 1)."""
+
+    def parse(name: str, value: Any) -> Any:
+        if any(type(value) is type(choice) and value == choice for choice in choices):
+            return value
+        expected = " or ".join(repr(choice) for choice in choices if choice)
+        raise DumpError(f"{name} is {'missing' if value is None else shown(value)}, expected {expected}")
+
+    return parse
 
 
 def _block(name: str, value: Any) -> tuple[int, int]:
@@ -105,18 +132,18 @@ def _rht(name: str, value: Any) -> bool | dict[str, Any]:
 
 
 def _rng(name: str, value: Any) -> dict[str, Any] | None:
-    if value is None:
-        return None
-    rng = _record(name, value, _RNG)
-    if "seed" not in rng:
+    rng = None if value is None else _record(name, value, _RNG)
+    if rng is not None and "seed" not in rng:
         raise DumpError(f"{name} has no seed: {shown(value)}")
     return rng
 
 
 def _arithmetic(name: str, value: Any) -> str | dict[str, Any] | None:
     """A preset's name, an object of a name and fields, or an Arithmetic, which becomes one of the two."""
-    if dataclasses.is_dataclass(value):
-        value = _preset_and_fields(value)
+    if isinstance(value, Arithmetic):
+        base, changes = value.name if value.name in PRESETS else "te", value.fields()
+        changes.pop("name", None)
+        value = {"name": base, **changes} if changes else base
     if value is None or (isinstance(value, str) and value):
         return value
     if isinstance(value, Mapping) and isinstance(value.get("name"), str):
@@ -124,15 +151,6 @@ def _arithmetic(name: str, value: Any) -> str | dict[str, Any] | None:
     raise DumpError(
         f"{name} is {shown(value)}, expected a preset's name or {{'name': preset, field: value, …}}"
     )
-
-
-def _preset_and_fields(value: Any) -> str | dict[str, Any]:
-    """The preset of an Arithmetic and the fields in which it differs."""
-    from .arithmetic import PRESETS
-
-    name = value.name if value.name in PRESETS else "te"
-    fields = {key: entry for key, entry in value.fields().items() if key != "name"}
-    return {"name": name, **fields} if fields else name
 
 
 META: dict[str, Parser] = {

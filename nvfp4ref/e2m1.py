@@ -178,11 +178,21 @@ def round_elements(y: F32, ar: Arithmetic, random: AnyArray | None = None) -> U8
     codes = index
     codes |= negative.view(np.uint8) * np.uint8(8)
     if not ar.saturate:
-        codes[magnitude > 7] = 8
+        codes[magnitude >= 7] = 8  # the tie at 7 goes to the even 8
+        codes[np.isinf(magnitude)] = ar.nan_code
     nan = np.isnan(magnitude)
     if nan.any():
         codes[nan] = ar.nan_code
     return codes
+
+
+def rounded_values(codes: U8, y: F32, ar: Arithmetic) -> F32:
+    """Values of the codes of y; without saturation also the 8 and the NaN that no code can hold."""
+    values = VALUES[codes]
+    if ar.saturate:
+        return values
+    values = np.where(np.abs(y) >= 7, np.copysign(np.float32(8), y), values)
+    return np.where(np.isfinite(y), values, np.float32(np.nan))
 
 
 def encode_stochastic(x: ArrayLike, rbits: ArrayLike, rule: str = "sm100") -> U8:

@@ -108,7 +108,8 @@ def encode(
     if overflow not in ("saturate", "nan"):
         raise ValueError(f"overflow {overflow!r} is not 'saturate' or 'nan'")
     values = as_float32(x)
-    magnitude = np.fmin(np.abs(values), np.float32(512))  # beyond every finite code, and so is NaN for now
+    magnitude = np.abs(values)
+    magnitude = np.where(magnitude < 512, magnitude, np.float32(512))  # beyond every code, and so is NaN for now
     code = encode_magnitude(magnitude, rounding)
     code = np.where(code > 0x7E, np.uint32(0x7E if overflow == "saturate" else NAN_BYTE), code).astype(np.uint8)
     code |= np.signbit(values).view(np.uint8) * np.uint8(0x80)

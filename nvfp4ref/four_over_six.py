@@ -30,37 +30,65 @@ def candidate(x: F32, base: F32, factor: float, g: GlobalScale, ar: Arithmetic) 
     """The blocks of tiles ``x`` mapped with block scale base·factor (FOUR-OVER-SIX-SCALE)."""
     s = minimum(base * np.float32(factor), e4m3.MAX, ar.block_scale_nan)
     byte = e4m3.encode(s, nan_byte=ar.scale_nan_byte)
-    e = minimum(ONE / (e4m3.VALUES[byte] * g.decode), FLT_MAX, ar.encode_nan)
+    e = ONE / (e4m3.VALUES[byte] * g.decode)
+    if ar.encode_max != "none":
+        e = minimum(e, FLT_MAX, ar.encode_nan)
     scaled = x * e
+    if ar.zero_scale_elements == "zero":
+        scaled[:, byte == 0] = 0.0
     return Candidate(s, byte, e, scaled, e2m1.round_elements(scaled, ar))
 
 
-def block_error(x: F32, c: Candidate, amax: F32, g: GlobalScale, ar: Arithmetic) -> F32:
-    """Error of a candidate, (rows, blocks): elements 0..15 added in order from +0, no fma.
+def element_error(x: F32, c: Candidate, amax: F32, g: GlobalScale, ar: Arithmetic) -> F32:
+    """Error of each element of a candidate, (16, rows, blocks), no fma.
 
     exact (FOUR-OVER-SIX-ERROR): v = fl(fl(fl(q·d)·A)/M), difference fl(v − x);
     fast (FOUR-OVER-SIX-FAST-ERROR): fl(q·d − fl(x·S)), q·d being exact in float16.
     """
-    d = e4m3.VALUES[c.scale]
-    maximum = np.float32(6 * ar.e4m3_max)
-    error = np.zeros(d.shape, np.float32)
-    for element, codes in zip(x, c.codes, strict=True):
-        product = e2m1.VALUES[codes] * d
-        if ar.four_over_six_fast_error:
-            difference = product - element * g.encode
-        else:
-            difference = (product * amax) / maximum - element
-        error = error + (np.abs(difference) if ar.four_over_six == "MAE" else difference * difference)
-    return error
+    product = e2m1.rounded_values(c.codes, c.scaled, ar) * e4m3.VALUES[c.scale]
+    if ar.four_over_six_fast_error:
+        difference = product - x * g.encode
+    else:
+        difference = (product * amax) / np.float32(6 * ar.e4m3_max) - x
+    return np.abs(difference) if ar.four_over_six == "MAE" else difference * difference
 
 
-def tile_error(error: F32) -> F32:
-    """Errors of the 16 blocks of a 16x16 tile added as a tree, halves onto halves (FOUR-OVER-SIX-SUM)."""
-    rows, blocks = error.shape
-    tree = error.reshape(rows // 16, 16, blocks)
+def block_sum(errors: F32, block: tuple[int, int]) -> F32:
+    """Errors summed over each block as the kernels do (FOUR-OVER-SIX-SUM): (rows, blocks).
+
+    Elements 0..15 in order from +0; the 16 sums of a 16x16 tile as a tree, halves onto halves.
+    """
+    total = np.zeros(errors.shape[1:], np.float32)
+    for error in errors:
+        total = total + error
+    if block == (1, 16):
+        return total
+    rows, blocks = total.shape
+    tree = total.reshape(rows // 16, 16, blocks)
     for half in (8, 4, 2, 1):
         tree = tree[:, :half] + tree[:, half : 2 * half]
     return np.repeat(tree[:, 0], 16, axis=0)
+
+
+def torch_row_sum(errors: F32, block: tuple[int, int]) -> F32:
+    """The same sums in the order of torch's float32 row sum on the CPU, a tile being 16 or 256 values in a row.
+
+    Vectors of 8 values go in turn into 4 accumulators, which are then added in order, and their 8 lanes likewise.
+    """
+    height = block[0]
+    _, rows, blocks = errors.shape
+    values = errors.reshape(2, 8, rows // height, height, blocks).transpose(3, 0, 1, 2, 4)
+    vectors = values.reshape(2 * height, 8, rows // height, blocks)
+    accumulators = np.zeros((4, *vectors.shape[1:]), np.float32)
+    for i, vector in enumerate(vectors):
+        accumulators[i % 4] += vector
+    lanes = np.zeros_like(accumulators[0])
+    for accumulator in accumulators:
+        lanes = lanes + accumulator
+    total = np.zeros(lanes.shape[1:], np.float32)
+    for lane in lanes:
+        total = total + lane
+    return np.repeat(total, height, axis=0)
 
 
 def choose(
@@ -69,8 +97,7 @@ def choose(
     """The chosen candidate and both errors (err4, err6); 4 only where err4 < err6 (FOUR-OVER-SIX-SELECT)."""
     base = (a / np.float32(6)) * g.encode
     four, six = (candidate(x, base, factor, g, ar) for factor in (1.5, 1))
-    err4, err6 = (block_error(x, c, amax, g, ar) for c in (four, six))
-    if block == (16, 16):
-        err4, err6 = tile_error(err4), tile_error(err6)
+    sum_up = block_sum if ar.four_over_six_sum == "sequential" else torch_row_sum
+    err4, err6 = (sum_up(element_error(x, c, amax, g, ar), block) for c in (four, six))
     pick4 = err4 < err6
     return Candidate(*(np.where(pick4, f, s) for f, s in zip(four, six, strict=True))), err4, err6

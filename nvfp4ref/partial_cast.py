@@ -37,7 +37,7 @@ def tile_amax(x: AnyArray, shape: tuple[int, int], start: int = 0) -> F32:
     """
     values, row, column = _range(x, start, shape)
     amax = np.zeros((-(-shape[0] // TILE), -(-shape[1] // TILE)), np.float32)
-    np.maximum.at(amax, (row // TILE, column // TILE), np.fmax(np.abs(values), np.float32(0)))
+    np.maximum.at(amax, (row // TILE, column // TILE), np.where(np.isnan(values), np.float32(0), np.abs(values)))
     return amax
 
 

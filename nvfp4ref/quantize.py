@@ -230,7 +230,7 @@ def quantize_tiles(job: Job) -> tuple[U8, U8]:
         s = scaling.block_scale(a, job.scale, ar)
         byte = scaling.round_scale(s, a, job.scale, ar)
         e = scaling.encode_scale(byte, s, job.scale, ar)
-        y = scaling.scale_elements(x, e, job.scale, ar)
+        y = scaling.scale_elements(x, e, byte, job.scale, ar)
     random = None if job.random is None else np.ascontiguousarray(job.random)
     codes = e2m1.round_elements(y, ar, random)
     if ar.nan_block_codes is not None:
@@ -259,8 +259,9 @@ def steps_of(job: Job, transformed: bool) -> Steps:
             s, e, y = best.block_scale, best.encode_scale, best.scaled
         else:
             s = scaling.block_scale(a, job.scale, ar)
-            e = scaling.encode_scale(scaling.round_scale(s, a, job.scale, ar), s, job.scale, ar)
-            y = scaling.scale_elements(x, e, job.scale, ar)
+            byte = scaling.round_scale(s, a, job.scale, ar)
+            e = scaling.encode_scale(byte, s, job.scale, ar)
+            y = scaling.scale_elements(x, e, byte, job.scale, ar)
     encode = job.scale.encode.reshape(-1) if job.scale.encode.ndim else job.scale.encode
     g, a, s, e, y = (canonical_nan(np.array(v, np.float32)) for v in (encode, a, s, e, blocks.untile(y)))
     err4, err6 = (None if v is None else canonical_nan(v) for v in (err4, err6))

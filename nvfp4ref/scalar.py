@@ -133,8 +133,8 @@ def e2m1_encode(y: float, ar: Arithmetic) -> int:
     if math.isnan(y):
         return ar.nan_code
     magnitude = abs(y)
-    if magnitude > 7 and not ar.saturate:
-        return 8
+    if magnitude >= 7 and not ar.saturate:
+        return ar.nan_code if math.isinf(y) else 8
     index = 7
     for low in range(7):
         if magnitude < MAGNITUDES[low + 1]:
@@ -257,7 +257,16 @@ def global_scale(a: float, ar: Arithmetic) -> tuple[float, float]:
         s = 1.0 if s == 0 else s
     elif ar.global_guard == "finite":
         s = s if math.isfinite(s) else 1.0
-    return s, div(1.0, s)
+    elif ar.global_guard == "zero-amax":
+        s = 1.0 if a == 0 else s
+    return s, reciprocal(s, ar)
+
+
+def reciprocal(x: float, ar: Arithmetic) -> float:
+    """fl(1/x), with the arithmetic's value for 1/0 where it guards that."""
+    if x == 0 and ar.reciprocal_of_zero is not None:
+        return fl(Fraction(ar.reciprocal_of_zero))
+    return operations(ar)[1](1.0, x)
 
 
 def block_scale(a: float, s: float, d: float, ar: Arithmetic) -> float:
@@ -296,12 +305,12 @@ def encode_scale(byte: int, value: float, s: float, d: float, ar: Arithmetic) ->
     b = value if ar.encode_scale == "unrounded-block-scale" else e4m3_decode(byte)
     limit = fmin if ar.encode_nan == "drop" else min_nan
     e = {
-        "reciprocal-of-product": lambda: div(1.0, mul(b, d)),
-        "unrounded-block-scale": lambda: div(1.0, mul(b, d)),
+        "reciprocal-of-product": lambda: reciprocal(mul(b, d), ar),
+        "unrounded-block-scale": lambda: reciprocal(mul(b, d), ar),
         "quotient": lambda: div(s, b),
         "bfloat16-coefficient": lambda: div(s, b),
-        "reciprocal-product": lambda: mul(s, div(1.0, b)),
-        "two-multiplications": lambda: div(1.0, b),
+        "reciprocal-product": lambda: mul(s, reciprocal(b, ar)),
+        "two-multiplications": lambda: reciprocal(b, ar),
         "divide-by-product": lambda: mul(b, d),
         "divide-by-quotient": lambda: div(b, s),
     }[ar.encode_scale]()
@@ -329,32 +338,63 @@ def scale_element(x: float, e: float, s: float, ar: Arithmetic) -> float:
 # -- 4over6, rules FOUR-OVER-SIX-* ----------------------------------------------------------------------
 
 
-def candidate(block: Sequence[float], factor: float, a: float, s: float, d: float, ar: Arithmetic) -> tuple[int, list[int]]:
-    """Scale byte and codes of a block mapped to 6 (factor 1) or 4 (factor 1.5)."""
+def candidate(
+    block: Sequence[float], factor: float, a: float, s: float, d: float, ar: Arithmetic
+) -> tuple[int, list[float], list[int]]:
+    """Scale byte, scaled elements and codes of a block mapped to 6 (factor 1) or 4 (factor 1.5)."""
     base = mul(div(a, 6.0), s)
     limit = fmin if ar.block_scale_nan == "drop" else min_nan
     byte = e4m3_encode(limit(mul(base, factor), 448.0), ar)
-    e = (fmin if ar.encode_nan == "drop" else min_nan)(div(1.0, mul(e4m3_decode(byte), d)), FLT_MAX)
-    return byte, [e2m1_encode(mul(x, e), ar) for x in block]
+    e = div(1.0, mul(e4m3_decode(byte), d))
+    if ar.encode_max != "none":
+        e = (fmin if ar.encode_nan == "drop" else min_nan)(e, FLT_MAX)
+    zero = byte == 0 and ar.zero_scale_elements == "zero"
+    scaled = [0.0 if zero else mul(x, e) for x in block]
+    return byte, scaled, [e2m1_encode(y, ar) for y in scaled]
 
 
-def candidate_error(
-    block: Sequence[float], byte: int, codes: Sequence[int], tensor_amax: float, s: float, ar: Arithmetic
-) -> float:
-    """Summed error of a candidate, elements in order."""
-    error = 0.0
-    for x, code in zip(block, codes, strict=True):
-        product = mul(e2m1_decode(code), e4m3_decode(byte))
+def element_errors(
+    block: Sequence[float],
+    mapped: tuple[int, Sequence[float], Sequence[int]],
+    tensor_amax: float,
+    s: float,
+    ar: Arithmetic,
+) -> list[float]:
+    """Error of each element of a candidate."""
+    byte, scaled, codes = mapped
+    errors = []
+    for x, y, code in zip(block, scaled, codes, strict=True):
+        q = e2m1_decode(code)
+        if not ar.saturate and not abs(y) < 7:
+            q = math.copysign(8.0, y) if math.isfinite(y) else NAN
+        product = mul(q, e4m3_decode(byte))
         if ar.four_over_six_fast_error:
             difference = sub(product, mul(x, s))
         else:
             difference = sub(div(mul(product, tensor_amax), 6.0 * ar.e4m3_max), x)
-        error = add(error, abs(difference) if ar.four_over_six == "MAE" else mul(difference, difference))
-    return error
+        errors.append(abs(difference) if ar.four_over_six == "MAE" else mul(difference, difference))
+    return errors
+
+
+def sequential_sum(values: Sequence[float]) -> float:
+    """Sum in order, from +0."""
+    total = 0.0
+    for value in values:
+        total = add(total, value)
+    return total
+
+
+def torch_row_sum(values: Sequence[float]) -> float:
+    """Sum of 16 or 256 values as torch's row sum adds them: 8 lanes, 4 accumulators."""
+    accumulators = [[0.0] * 8 for _ in range(4)]
+    for i, value in enumerate(values):
+        lane = accumulators[i // 8 % 4]
+        lane[i % 8] = add(lane[i % 8], value)
+    return sequential_sum([sequential_sum([acc[k] for acc in accumulators]) for k in range(8)])
 
 
 def tree_sum(values: Sequence[float]) -> float:
-    """Sum of 16 errors, halves added onto halves."""
+    """Sum of 1 or 16 errors, halves added onto halves."""
     tree = list(values)
     while len(tree) > 1:
         half_length = len(tree) // 2
@@ -416,6 +456,8 @@ def quantize_tile(
         code = ar.nan_block_codes[0 if math.isnan(tensor_amax) else 1 if math.isnan(a) else 2]
         return [[code] * len(row) for row in tile], byte
     e = encode_scale(byte, value, s, d, ar)
+    if byte == 0 and ar.zero_scale_elements == "zero":
+        return [[e2m1_encode(0.0, ar)] * len(row) for row in tile], byte
     return [[e2m1_encode(scale_element(x, e, s, ar), ar) for x in row] for row in tile], byte
 
 
@@ -425,11 +467,15 @@ def _four_over_six(
     found = []
     for factor in (1.5, 1.0):
         mapped = [candidate(row, factor, a, s, d, ar) for row in tile]
-        errors = [candidate_error(row, b, c, tensor_amax, s, ar) for row, (b, c) in zip(tile, mapped, strict=True)]
-        found.append((errors[0] if len(tile) == 1 else tree_sum(errors), mapped))
+        errors = [element_errors(row, m, tensor_amax, s, ar) for row, m in zip(tile, mapped, strict=True)]
+        if ar.four_over_six_sum == "torch-row-sum":
+            total = torch_row_sum([error for row in errors for error in row])
+        else:
+            total = tree_sum([sequential_sum(row) for row in errors])
+        found.append((total, mapped))
     (err4, four), (err6, six) = found
     chosen = four if err4 < err6 else six
-    return [c for _, c in chosen], chosen[0][0]
+    return [codes for _, _, codes in chosen], chosen[0][0]
 
 
 # -- Hadamard, rules RHT-SUM, RHT-ROUND -------------------------------------------------------------------

@@ -49,6 +49,12 @@ def operations(ar: Arithmetic) -> Operations:
     return FLUSHING if ar.flush_subnormals else IEEE
 
 
+def reciprocal(x: F32, ar: Arithmetic) -> F32:
+    """fl(1/x), with the arithmetic's value for 1/0 where it guards that."""
+    inverse = operations(ar).div(ONE, x)
+    return inverse if ar.reciprocal_of_zero is None else np.where(x == 0, np.float32(ar.reciprocal_of_zero), inverse)
+
+
 def minimum(x: F32, limit: np.float32, nan: str) -> F32:
     """min(x, limit) in float32: CUDA's fminf drops NaN, min.NaN propagates it."""
     smaller: F32 = np.fmin(x, limit) if nan == "drop" else np.minimum(x, limit)
@@ -75,7 +81,7 @@ def global_scale(amax: F32, ar: Arithmetic) -> GlobalScale:
     else:
         encode = o.mul(through(o.div(ONE, a), ar.global_type), maximum)
     encode = _guard(through(encode, ar.global_type), a, ar.global_guard)
-    return GlobalScale(np.asarray(encode), np.asarray(o.div(ONE, encode)))
+    return GlobalScale(np.asarray(encode), np.asarray(reciprocal(encode, ar)))
 
 
 _SMALLEST_NORMAL = {"float16": np.float32(2.0**-14)}
@@ -93,6 +99,8 @@ def _guard(s: F32, a: F32, guard: str) -> F32:
         return np.where(s == 0, ONE, s)
     if guard == "finite":
         return np.where(np.isfinite(s), s, ONE)
+    if guard == "zero-amax":
+        return np.where(a == 0, ONE, s)
     return s
 
 
@@ -158,15 +166,15 @@ def _next_power_of_two(s: F32) -> F32:
     return np.where(np.isfinite(s) & (s > 0), rounded, s).astype(np.float32)
 
 
-_MULTIPLIER: dict[str, Callable[[Operations, F32, GlobalScale], F32]] = {
-    "reciprocal-of-product": lambda o, d, g: o.div(ONE, o.mul(d, g.decode)),
-    "quotient": lambda o, d, g: o.div(g.encode, d),
-    "reciprocal-product": lambda o, d, g: o.mul(g.encode, o.div(ONE, d)),
-    "two-multiplications": lambda o, d, g: o.div(ONE, d),
-    "bfloat16-coefficient": lambda o, d, g: o.div(g.encode, d),
-    "unrounded-block-scale": lambda o, d, g: o.div(ONE, o.mul(d, g.decode)),
-    "divide-by-product": lambda o, d, g: o.mul(d, g.decode),  # a divisor
-    "divide-by-quotient": lambda o, d, g: o.div(d, g.encode),  # a divisor
+_MULTIPLIER: dict[str, Callable[[Arithmetic, F32, GlobalScale], F32]] = {
+    "reciprocal-of-product": lambda ar, d, g: reciprocal(operations(ar).mul(d, g.decode), ar),
+    "quotient": lambda ar, d, g: operations(ar).div(g.encode, d),
+    "reciprocal-product": lambda ar, d, g: operations(ar).mul(g.encode, reciprocal(d, ar)),
+    "two-multiplications": lambda ar, d, g: reciprocal(d, ar),
+    "bfloat16-coefficient": lambda ar, d, g: operations(ar).div(g.encode, d),
+    "unrounded-block-scale": lambda ar, d, g: reciprocal(operations(ar).mul(d, g.decode), ar),
+    "divide-by-product": lambda ar, d, g: operations(ar).mul(d, g.decode),  # a divisor
+    "divide-by-quotient": lambda ar, d, g: operations(ar).div(d, g.encode),  # a divisor
 }
 DIVISORS = ("divide-by-product", "divide-by-quotient")
 
@@ -177,7 +185,7 @@ def encode_scale(code: U8, s: F32, g: GlobalScale, ar: Arithmetic) -> F32:
     te (rule SCALE-ENCODE): e = fmin(fl(1/fl(d·D)), FLT_MAX); d = 0 gives FLT_MAX.
     """
     d = s if ar.encode_scale == "unrounded-block-scale" else e4m3.VALUES[code]
-    e = _MULTIPLIER[ar.encode_scale](operations(ar), d, g)
+    e = _MULTIPLIER[ar.encode_scale](ar, d, g)
     if ar.encode_scale in DIVISORS or ar.encode_max == "none":
         return e
     if ar.encode_scale == "bfloat16-coefficient":
@@ -185,7 +193,7 @@ def encode_scale(code: U8, s: F32, g: GlobalScale, ar: Arithmetic) -> F32:
     return minimum(e, FLT_MAX, ar.encode_nan)
 
 
-def scale_elements(x: F32, e: F32, g: GlobalScale, ar: Arithmetic) -> F32:
+def scale_elements(x: F32, e: F32, code: U8, g: GlobalScale, ar: Arithmetic) -> F32:
     """Scaled elements y of tiles (16, rows, blocks), in place (rule ELEMENT-SCALE): y = fl(x·e)."""
     if ar.flush_subnormals:
         x[...] = flushed(x)
@@ -199,4 +207,6 @@ def scale_elements(x: F32, e: F32, g: GlobalScale, ar: Arithmetic) -> F32:
         x[zero & (x == 0)] = 0.0  # fma(x, e, +0) rounds once too, but makes an exactly zero product +0
     if ar.flush_subnormals:
         x[...] = flushed(x)
+    if ar.zero_scale_elements == "zero":
+        x[:, code == 0] = 0.0
     return x
