@@ -1,8 +1,9 @@
 """nvfp4ref: what a correct NVFP4 quantizer must produce, bit for bit."""
 
-from . import e2m1, e4m3, e8m0, hadamard, layout
+from . import e2m1, e4m3, e8m0, hadamard, layout, tensorcore
 from .arithmetic import PRESETS, Arithmetic, arithmetic
 from .dump import Dump, DumpError, from_tensor, iter_dumps, load_dump, load_dumps, load_tensor, save_dump
+from .gemm import matmul
 from .hadamard import RHT
 from .quantize import dequantize, quantize
 from .streams import Philox
@@ -31,6 +32,8 @@ __all__ = [
     "load_dump",
     "load_dumps",
     "load_tensor",
+    "matmul",
     "quantize",
     "save_dump",
+    "tensorcore",
 ]

@@ -28,7 +28,6 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 PathLike = str | os.PathLike[str]
 
-_COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _NPY_HEADER = 12 + 10_000  # magic, version, length, and the longest header that NumPy itself accepts
 _DEFLATE_MAX = 1032  # the most that deflate can expand: a member that claims more lies
 _INFLATED_FREE = 1 << 28  # bytes that an .npz may always expand to …
@@ -206,11 +205,12 @@ def _npz_members(infos: list[zipfile.ZipInfo], size: int) -> dict[str, zipfile.Z
     for info in infos:
         name = info.filename.removesuffix(".npy")
         most = info.compress_size * (1 if info.compress_type == zipfile.ZIP_STORED else _DEFLATE_MAX)
+        odd = info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
         faults = {
             "is not an .npy": name == info.filename,
             "is there twice": name in members,
             "is encrypted": info.flag_bits & 1,
-            "is neither stored nor deflated; write it with numpy.savez": info.compress_type not in _COMPRESSIONS,
+            "is neither stored nor deflated; write it with numpy.savez": odd,
             f"claims {info.file_size} bytes from {info.compress_size}": info.file_size > most,
         }
         for fault, found in faults.items():
@@ -251,7 +251,8 @@ class _Safetensors:
             self.names: list[str] = self._tensors.keys()
 
     def describe(self, name: str) -> tuple[str, tuple[int, ...]]:
-        tensor = self._tensors.get_slice(name)
+        with blame(shown(name)), foreign("cannot be read"):
+            tensor = self._tensors.get_slice(name)
         return tensor.get_dtype(), tuple(tensor.get_shape())
 
     def read(self, name: str) -> Array:
@@ -259,7 +260,8 @@ class _Safetensors:
         kind, shape = self.describe(name)
         with blame(shown(name)), foreign("cannot be read"):
             if kind == "F8_E4M3":
-                return self._bytes(name).view(ml_dtypes.float8_e4m3fn).reshape(shape)
+                e4m3: Array = self._bytes(name).view(ml_dtypes.float8_e4m3fn)
+                return e4m3.reshape(shape)
             if kind == "F4" and shape[-1] % 2 == 0:
                 return self._bytes(name).reshape(*shape[:-1], shape[-1] // 2)
             try:

@@ -4,16 +4,17 @@
     save_dump("w.safetensors", dump)
     save_dump("w.npz", x=x, packed=packed, scales=scales, amax=amax, block=(16, 16))
 
-A file holds the arrays of :class:`Dump` under their names and its other fields as one JSON text, `meta`: in an
-.npz a 0-d unicode array, or UTF-8 bytes in a uint8 array; in a .safetensors the entry `meta` of `__metadata__`,
-or `__metadata__` has the fields one by one.  A field left out, or null, has the default of the class; only
-`format` ("nvfp4-dump") and `version` (1) must be there.
+A file holds the arrays of :class:`Dump` under their names and its other fields as one JSON text, `meta`.
+In an .npz `meta` is a 0-d unicode array or UTF-8 bytes in a uint8 array; in a .safetensors it is the entry
+`meta` of `__metadata__`, or `__metadata__` has the fields one by one.  A field left out, or null, has the
+default of the class; only `format` ("nvfp4-dump") and `version` (1) must be there.
 
 **Names.**  A key is `field` or `name.field`, cut at its last dot: `layers.0.w.packed` belongs to the tensor
 `layers.0.w`.  Only a .safetensors file holds named tensors.  `a.…` and `b.…` beside a `d` are the operands of
-that GEMM; without a `d` they are two tensors that are named a and b.  The meta of a named tensor or operand is
-the text `name.meta`, else what `tensors` in the file's meta, an object, has under its name (this is written),
-else its GEMM's meta, else the file's.
+that GEMM; without a `d` they are two tensors that are named a and b.
+
+The meta of a named tensor or operand stands under its name in the object `tensors` of the file's meta, which
+is how it is written, or else in a text `name.meta`; one that has none goes by its GEMM's, else by the file's.
 
 **Unknown keys**, of arrays or of meta, are kept as they are, unless one is so near to a known name that it
 must be a slip: that is an error, for what it meant to say would otherwise go unheard.
@@ -50,7 +51,17 @@ from .container import (
     shown,
     write_archive,
 )
-from .dump_meta import FLOATS, FORMAT, META, TENSORS, extra_meta, json_object, one_of, parse_object, refuse_slip
+from .dump_meta import (
+    FLOATS,
+    FORMAT,
+    META,
+    TENSORS,
+    extra_meta,
+    json_object,
+    one_of,
+    parse_object,
+    refuse_slip,
+)
 from .hadamard import RHT
 from .layout import padded_shape
 from .tensor import NVFP4Tensor, rows_of
@@ -87,7 +98,7 @@ _NEEDS: dict[str, set[str]] = {
 }
 
 #: scale_layout, scale_kind -> the layout that NVFP4Tensor.from_arrays knows
-_LAYOUTS = {
+_LAYOUTS: dict[tuple[str, str | None], str] = {
     ("compact", "compact"): "compact",
     ("compact", "padded"): "padded",
     ("swizzled", "padded"): "swizzled",
@@ -196,17 +207,18 @@ class Dump:
 
         Where compact and padded are the same shape, 'padded' if meta says swizzled.
         """
-        return self._scale_kind(self.scales, transposed=False)
+        return self._scale_kind("")
 
     @property
     def scale_kind_t(self) -> str | None:
         """The same for `scales_t`."""
-        return self._scale_kind(self.scales_t, transposed=True)
+        return self._scale_kind("_t")
 
-    def _scale_kind(self, scales: Array | None, transposed: bool) -> str | None:
+    def _scale_kind(self, side: str) -> str | None:
+        scales = getattr(self, "scales" + side)
         if scales is None or self.shape is None:
             return None
-        rows, cols = self.shape[::-1] if transposed else self.shape
+        rows, cols = self.shape[::-1] if side else self.shape
         kinds = {"compact": (rows, cols // 16), "padded": padded_shape(rows, cols // 16)}
         found = [kind for kind, shape in kinds.items() if shape == scales.shape] or ["other"]
         return found[-1 if self.scale_layout == "swizzled" else 0]
@@ -245,18 +257,19 @@ class Dump:
 
     def rowwise(self, arithmetic: str | Arithmetic | None = None) -> NVFP4Tensor:
         """The rowwise output as an NVFP4Tensor.  Raises DumpError when it is not all there."""
-        return self._tensor("", self.scale_kind, arithmetic)
+        return self._tensor("", arithmetic)
 
     def columnwise(self, arithmetic: str | Arithmetic | None = None) -> NVFP4Tensor:
         """The columnwise output as an NVFP4Tensor.  Raises DumpError when it is not all there."""
-        return self._tensor("_t", self.scale_kind_t, arithmetic)
+        return self._tensor("_t", arithmetic)
 
-    def _tensor(self, side: str, kind: str | None, given: str | Arithmetic | None) -> NVFP4Tensor:
+    def _tensor(self, side: str, given: str | Arithmetic | None) -> NVFP4Tensor:
         packed, scales, amax = (getattr(self, name + side) for name in ("packed", "scales", "amax"))
-        for name, array in (("packed", packed), ("amax", amax)):
-            if array is None:
-                raise DumpError(f"has no {name}{side}, which a tensor needs")
-        layout = _LAYOUTS.get((self.scale_layout, str(kind)))
+        if packed is None:
+            raise DumpError(f"has no packed{side}, which a tensor needs")
+        if amax is None:
+            raise DumpError(f"has no amax{side}, which a tensor needs and no global_scale tells exactly")
+        layout = _LAYOUTS.get((self.scale_layout, self._scale_kind(side)))
         if layout is None:
             raise DumpError(
                 f"scales{side} {scales.shape} fit no {self.scale_layout} layout of {packed.shape} codes"
@@ -463,11 +476,11 @@ def _read(archive: Archive, groups: _Groups, name: str, metas: Mapping[str, Any]
         if meta is None:
             raise DumpError(f"no meta that says {json.dumps(FORMAT)}; found {_listed(archive.names)}")
         fields = _meta_fields(meta, archive.text(_key(name, "global_scale_form")))
-        arrays = {array: archive.read(key) for array, key in groups[name].items()}
+        arrays: dict[str, Any] = {array: archive.read(key) for array, key in groups[name].items()}
         fields["extra"] = {array: arrays.pop(array) for array in list(arrays) if array not in _DTYPES}
         for operand in _OPERANDS:
             child = _key(name, operand)
-            if child in groups and _is_operand(child, groups):
+            if "d" in groups[name] and child in groups:
                 fields[operand] = _read(archive, groups, child, {**metas, "": meta})
         return Dump(**fields, **arrays)
 
@@ -542,9 +555,7 @@ def save_dump(
             for key, array in {**one.arrays(), **one.extra}.items():
                 bits = array.view(np.uint16) if array.dtype == ml_dtypes.bfloat16 else array
                 arrays[_key(name, key)] = bits
-        meta = metas.pop("", FORMAT)
-        if metas:
-            meta = {**meta, TENSORS: metas}
+        meta = {**metas.pop("", FORMAT), **({TENSORS: metas} if metas else {})}
         write_archive(path, arrays, json.dumps(meta, sort_keys=True, allow_nan=False))
 
 
@@ -557,8 +568,6 @@ def _with_operands(dumps: Mapping[str, Dump]) -> Iterator[tuple[str, Dump]]:
 
 def _dumps(dump: Any, /, meta: Any = None, **fields: Any) -> dict[str, Dump]:
     """What save_dump was given, as dumps by name."""
-    from .tensor import NVFP4Tensor
-
     if meta is not None:
         said = json_object("meta", meta) if isinstance(meta, Mapping) else parse_object(meta, "meta")
         fields |= _meta_fields({**FORMAT, **said})

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
 U8 = NDArray[np.uint8]
 U16 = NDArray[np.uint16]
 U32 = NDArray[np.uint32]
@@ -82,6 +83,45 @@ def widen(x: AnyArray) -> F32:
     else:
         np.copyto(out, x)
     return out
+
+
+_CUT = np.uint64(2**64 - 2**29)
+
+
+def cut_to_24_bits(x: F64, out: F64 | None = None) -> F64:
+    """float64 cut toward zero to 24 significant bits, float32's when it is in the normal range."""
+    out = np.empty_like(x) if out is None else out
+    np.bitwise_and(x.view(np.uint64), _CUT, out=out.view(np.uint64))
+    return out
+
+
+def _exact_sum(a: AnyArray, b: AnyArray) -> tuple[F64, F64]:
+    """(float64 sum, what is missing from it), exact: Knuth's TwoSum."""
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    total = a + b
+    back = total - a
+    return total, (a - (total - back)) + (b - back)
+
+
+def add_toward_zero(a: AnyArray, b: AnyArray) -> F32:
+    """a + b of float64-exact finite numbers, cut toward zero to float32 as if added exactly; zero is +0."""
+    total, missing = _exact_sum(a, b)
+    beyond = (missing != 0) & (np.signbit(missing) != np.signbit(total))
+    total = np.where(beyond, np.nextafter(total, 0), total)
+    return cut_to_24_bits(total).astype(np.float32) + np.float32(0)
+
+
+def add_nearest(a: AnyArray, b: AnyArray) -> F32:
+    """a + b of float64-exact finite numbers, rounded once to nearest even float32.
+
+    The float64 sum is rounded to odd first, which keeps the second rounding from seeing a false tie.
+    """
+    total, missing = _exact_sum(a, b)
+    even = (total.view(np.uint64) & np.uint64(1)) == 0
+    toward = np.where(missing > 0, np.inf, -np.inf)
+    odd = np.where((missing != 0) & even, np.nextafter(total, toward), total)
+    with np.errstate(over="ignore"):
+        return odd.astype(np.float32)
 
 
 def reverse_halves(words: U32) -> U32:
