@@ -1,6 +1,6 @@
 """nvfp4ref: what a correct NVFP4 quantizer must produce, bit for bit."""
 
-from . import e2m1, e4m3, e8m0, hadamard, layout, tensorcore
+from . import e2m1, e4m3, e8m0, fp8, hadamard, layout, linear, mxfp4, partial_cast, recipe, tensorcore
 from .arithmetic import PRESETS, Arithmetic, arithmetic
 from .dump import Dump, DumpError, from_tensor, iter_dumps, load_dump, load_dumps, load_tensor, save_dump
 from .gemm import matmul
@@ -25,15 +25,20 @@ __all__ = [
     "e2m1",
     "e4m3",
     "e8m0",
+    "fp8",
     "from_tensor",
     "hadamard",
     "iter_dumps",
     "layout",
+    "linear",
     "load_dump",
     "load_dumps",
     "load_tensor",
     "matmul",
+    "mxfp4",
+    "partial_cast",
     "quantize",
+    "recipe",
     "save_dump",
     "tensorcore",
 ]

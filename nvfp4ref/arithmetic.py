@@ -152,7 +152,13 @@ def _choices(annotation: Any) -> tuple[Any, ...]:
     return found
 
 
-_FREE = ("scale_floor", "reciprocal_of_zero", "zero_block_scale", "nan_code_bfloat16", "nan_block_codes")  # checked by range, not by list
+_FREE = (
+    "scale_floor",
+    "reciprocal_of_zero",
+    "zero_block_scale",
+    "nan_code_bfloat16",
+    "nan_block_codes",
+)  # checked by range, not by list
 _CHOICES = {
     name: choices
     for name, annotation in get_type_hints(Arithmetic).items()

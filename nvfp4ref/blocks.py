@@ -31,7 +31,9 @@ def as_matrix(x: Any, axis: int, block: tuple[int, int]) -> AnyArray:
     if x.ndim < 2:
         raise ValueError(f"expected a matrix or more dimensions; got shape {x.shape}: use x.reshape(1, -1) for one row")
     if axis == 0 and x.ndim != 2:
-        raise ValueError(f"axis=0 quantizes the transpose of a matrix; got shape {x.shape}: reshape it to two dimensions")
+        raise ValueError(
+            f"axis=0 quantizes the transpose of a matrix; got shape {x.shape}: reshape it to two dimensions"
+        )
     if x.size == 0:
         raise ValueError(f"expected at least one element; got shape {x.shape}")
     shape = x.shape

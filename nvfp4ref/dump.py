@@ -271,9 +271,8 @@ class Dump:
             raise DumpError(f"has no amax{side}, which a tensor needs and no global_scale tells exactly")
         layout = _LAYOUTS.get((self.scale_layout, self._scale_kind(side)))
         if layout is None:
-            raise DumpError(
-                f"scales{side} {scales.shape} fit no {self.scale_layout} layout of {packed.shape} codes"
-            )
+            problem = f"fit no {self.scale_layout} layout of {packed.shape} codes"
+            raise DumpError(f"scales{side} {scales.shape} {problem}")
         ar = self.resolve_arithmetic(given)
         return NVFP4Tensor.from_arrays(packed, scales, amax, block=self.block, layout=layout, arithmetic=ar)
 
@@ -287,7 +286,9 @@ def _array(name: str, value: Any, declared: str) -> Array | None:
         return None
     with foreign(f"{name} is not an array"):
         array = native(np.asarray(value))
-    array = _reinterpreted(array, declared, e4m3=name.startswith("scales"))
+    array = _bfloat16(array, declared)
+    if name.startswith("scales") and array.dtype == ml_dtypes.float8_e4m3fn:
+        array = array.view(np.uint8)
     if array.dtype.name not in _DTYPES[name]:
         raise DumpError(f"{name} is {array.dtype}, expected {' or '.join(_DTYPES[name])}{_hint(name, array)}")
     if name in ("x", "d") and declared not in ("", array.dtype.name):
@@ -300,13 +301,9 @@ def _is_bits(array: Array) -> bool:
     return array.dtype.name in ("uint16", "void16")
 
 
-def _reinterpreted(array: Array, declared: str, e4m3: bool = False) -> Array:
-    """bfloat16 from its bit patterns; the bytes of float8_e4m3fn."""
-    if _is_bits(array) and declared == "bfloat16":
-        return array.view(ml_dtypes.bfloat16)
-    if e4m3 and array.dtype == ml_dtypes.float8_e4m3fn:
-        return array.view(np.uint8)
-    return array
+def _bfloat16(array: Array, declared: str | None) -> Array:
+    """bfloat16 from its bit patterns, where they are declared to be that."""
+    return array.view(ml_dtypes.bfloat16) if _is_bits(array) and declared == "bfloat16" else array
 
 
 def _hint(name: str, array: Array) -> str:
@@ -396,9 +393,7 @@ def _operand_shape(name: str, operand: Any) -> tuple[int, int]:
     if not isinstance(operand, Dump):
         raise DumpError(f"operand {name} is {type(operand).__name__}, expected a Dump")
     if operand.packed is None or operand.d is not None:
-        raise DumpError(
-            f"operand {name} must be a tensor with a rowwise output (packed, scales), K along its rows"
-        )
+        raise DumpError(f"operand {name} must be a tensor with a rowwise output, packed and scales")
     return _common_shape(operand)
 
 
@@ -512,7 +507,7 @@ def _meta_fields(meta: Any, form: str | None = None) -> dict[str, Any]:
         said = shown(found["global_scale_form"])
         raise DumpError(f"global_scale_form is {shown(form)}, but meta says {said}")
     known = {key: found.pop(key) for key in META if key in found}
-    return {**{key: value for key, value in known.items() if value is not None}, "extra_meta": found}
+    return {key: value for key, value in known.items() if value is not None} | {"extra_meta": found}
 
 
 def _key(name: str, array: str) -> str:
@@ -598,8 +593,8 @@ def from_tensor(
     for block, ar in made:
         fields = {"block": block, "arithmetic": ar, **fields}
     for side, tensor in outputs.items():
-        rows = {"packed": rows_of(tensor.packed), "scales": rows_of(tensor.scales), "amax": tensor.amax}
-        fields |= {name + side: array for name, array in rows.items()}
+        fields |= {"packed" + side: rows_of(tensor.packed), "scales" + side: rows_of(tensor.scales)}
+        fields["amax" + side] = tensor.amax
     if x is not None:
         with foreign("x is not an array"):
             array = np.asarray(x)
@@ -644,7 +639,7 @@ def _pick(names: list[str], name: str | None) -> str:
 
 def _as_float(array: Array, dtype: str | None) -> Array:
     """The array in one of the input dtypes."""
-    array = _reinterpreted(array, dtype or "")
+    array = _bfloat16(array, dtype)
     if array.dtype == np.float64:
         with foreign("cannot be read"):
             array = narrow(array)

@@ -91,7 +91,8 @@ def grid_position(magnitude: F32) -> AnyArray:
     """
     limited = np.minimum(magnitude.view(np.int32), _SIX).view(np.float32)  # NaN and Inf are above 6 here
     t = (limited * np.float32(2.0**17)).astype(np.int32)
-    return np.minimum(t, np.minimum((t >> 1) + 2 * STEP, (t >> 2) + 4 * STEP))
+    position: AnyArray = np.minimum(t, np.minimum((t >> 1) + 2 * STEP, (t >> 2) + 4 * STEP))
+    return position
 
 
 def sm100_fields(words: U32) -> tuple[U32, U32, U32, U32]:
@@ -233,11 +234,15 @@ def checked_random(rbits: ArrayLike, rule: str, groups: tuple[int, int]) -> AnyA
     rows, count = groups
     if STOCHASTIC[rule][1] == 4:
         if random.dtype != np.uint32:
-            raise TypeError(f"rbits for the rule {rule!r} are uint32 words, one for 4 elements; got dtype {random.dtype}")
+            raise TypeError(
+                f"rbits for the rule {rule!r} are uint32 words, one for 4 elements; got dtype {random.dtype}"
+            )
         wanted: tuple[int, ...] = (rows, count)
     else:
         if random.dtype != np.float32:
-            raise TypeError(f"rbits for the rule {rule!r} are float32 uniforms in [0, 1), one an element; got dtype {random.dtype}")
+            raise TypeError(
+                f"rbits for the rule {rule!r} are float32 uniforms in [0, 1), one an element; got dtype {random.dtype}"
+            )
         wanted = (rows, 4 * count)
         if random.size and not (random.min() >= 0 and random.max() < 1):
             raise ValueError(f"uniforms for the rule {rule!r} lie in [0, 1); got {random.min()}..{random.max()}")
@@ -253,7 +258,8 @@ def decode(codes: ArrayLike) -> F32:
         raise TypeError(f"E2M1 codes are integers 0..15; got dtype {codes.dtype}")
     if codes.size and (codes.min() < 0 or codes.max() > 15):
         raise ValueError(f"E2M1 codes are 0..15; got {codes.min()}..{codes.max()}")
-    return VALUES[codes]
+    values: F32 = VALUES[codes]
+    return values
 
 
 def pack(codes: ArrayLike) -> U8:
@@ -265,7 +271,8 @@ def pack(codes: ArrayLike) -> U8:
         raise TypeError(f"codes to pack are uint8 0..15; got dtype {codes.dtype}")
     if codes.size and codes.max() > 15:
         raise ValueError(f"E2M1 codes are 0..15; got {codes.max()}")
-    return codes[..., 0::2] | (codes[..., 1::2] << np.uint8(4))
+    packed: U8 = codes[..., 0::2] | (codes[..., 1::2] << np.uint8(4))
+    return packed
 
 
 def unpack(packed: ArrayLike) -> U8:

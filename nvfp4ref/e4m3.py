@@ -57,7 +57,8 @@ def code_units(magnitude: F32) -> U32:
 def encode_magnitude(magnitude: F32, rounding: str = "nearest-even") -> U32:
     """E4M3 codes of finite non-negative float32, not yet limited to 0x7E (464 and more give 0x7F up)."""
     units = code_units(magnitude)
-    return (units + ROUNDING[rounding](units)) >> np.uint32(20)
+    code: U32 = (units + ROUNDING[rounding](units)) >> np.uint32(20)
+    return code
 
 
 def encode_stochastic(x: ArrayLike, rbits: ArrayLike) -> U8:
@@ -81,14 +82,12 @@ def encode_stochastic(x: ArrayLike, rbits: ArrayLike) -> U8:
     fields = np.stack([words & low, mirrored & low, words >> high, mirrored >> high], axis=-1)
     magnitude = np.fmin(np.abs(values), np.float32(512))
     code = np.minimum(((code_units(magnitude) >> np.uint32(4)) + fields) >> np.uint32(16), np.uint32(0x7E))
-    byte = code.astype(np.uint8) | np.signbit(values).view(np.uint8) * np.uint8(0x80)
+    byte: U8 = code.astype(np.uint8) | np.signbit(values).view(np.uint8) * np.uint8(0x80)
     byte[np.isnan(values)] = NAN_BYTE
     return byte
 
 
-def encode(
-    x: ArrayLike, rounding: str = "nearest-even", *, overflow: str = "saturate", nan_byte: int = NAN_BYTE
-) -> U8:
+def encode(x: ArrayLike, rounding: str = "nearest-even", *, overflow: str = "saturate", nan_byte: int = NAN_BYTE) -> U8:
     """E4M3 bytes of float32 values, as ``cvt.rn.satfinite.e4m3x2.f32`` gives them.
 
     Nearest, ties to the even code, subnormals used; above 448 and Inf saturate to 0x7E with the sign;
@@ -110,8 +109,8 @@ def encode(
     values = as_float32(x)
     magnitude = np.abs(values)
     magnitude = np.where(magnitude < 512, magnitude, np.float32(512))  # beyond every code, and so is NaN for now
-    code = encode_magnitude(magnitude, rounding)
-    code = np.where(code > 0x7E, np.uint32(0x7E if overflow == "saturate" else NAN_BYTE), code).astype(np.uint8)
+    wide = encode_magnitude(magnitude, rounding)
+    code = np.where(wide > 0x7E, np.uint32(0x7E if overflow == "saturate" else NAN_BYTE), wide).astype(np.uint8)
     code |= np.signbit(values).view(np.uint8) * np.uint8(0x80)
     code[np.isnan(values)] = nan_byte
     return code
@@ -122,4 +121,5 @@ def decode(code: ArrayLike) -> F32:
     code = np.asarray(code)
     if code.dtype != np.uint8:
         raise TypeError(f"E4M3 bytes are uint8; got dtype {code.dtype}")
-    return VALUES[code]
+    values: F32 = VALUES[code]
+    return values

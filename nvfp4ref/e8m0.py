@@ -45,4 +45,5 @@ def decode(code: ArrayLike) -> F32:
     code = np.asarray(code)
     if code.dtype != np.uint8:
         raise TypeError(f"UE8M0 bytes are uint8; got dtype {code.dtype}")
-    return VALUES[code]
+    values: F32 = VALUES[code]
+    return values

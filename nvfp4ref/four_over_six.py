@@ -12,7 +12,7 @@ import numpy as np
 
 from . import e2m1, e4m3
 from .arithmetic import Arithmetic
-from .fp32 import F32, FLT_MAX, U8
+from .fp32 import F32, FLT_MAX, U8, AnyArray
 from .scaling import ONE, GlobalScale, minimum
 
 
@@ -59,11 +59,11 @@ def block_sum(errors: F32, block: tuple[int, int]) -> F32:
     Elements 0..15 in order from +0; the 16 sums of a 16x16 tile as a tree, halves onto halves.
     """
     total = np.zeros(errors.shape[1:], np.float32)
-    for error in errors:
-        total = total + error
+    for element in errors:
+        total = total + element
     if block == (1, 16):
         return total
-    rows, blocks = total.shape
+    rows, blocks = errors.shape[1:]
     tree = total.reshape(rows // 16, 16, blocks)
     for half in (8, 4, 2, 1):
         tree = tree[:, :half] + tree[:, half : 2 * half]
@@ -96,8 +96,9 @@ def choose(
 ) -> tuple[Candidate, F32, F32]:
     """The chosen candidate and both errors (err4, err6); 4 only where err4 < err6 (FOUR-OVER-SIX-SELECT)."""
     base = (a / np.float32(6)) * g.encode
-    four, six = (candidate(x, base, factor, g, ar) for factor in (1.5, 1))
+    four, six = candidate(x, base, 1.5, g, ar), candidate(x, base, 1, g, ar)
     sum_up = block_sum if ar.four_over_six_sum == "sequential" else torch_row_sum
     err4, err6 = (sum_up(element_error(x, c, amax, g, ar), block) for c in (four, six))
     pick4 = err4 < err6
-    return Candidate(*(np.where(pick4, f, s) for f, s in zip(four, six, strict=True))), err4, err6
+    pairs: list[tuple[AnyArray, AnyArray]] = list(zip(four, six, strict=True))
+    return Candidate(*(np.where(pick4, f, s) for f, s in pairs)), err4, err6

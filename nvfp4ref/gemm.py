@@ -18,8 +18,21 @@ from numpy.typing import DTypeLike
 
 from . import e2m1, e4m3, partial_cast, tensorcore
 from .arrays import as_float32
-from .fp32 import F32, F64, NAN, U8, AnyArray, add_nearest, add_toward_zero, bfloat16, canonical_nan, cut_to_24_bits
-from .fp32 import require_subnormals, to_bfloat16, to_float16
+from .fp32 import (
+    F32,
+    F64,
+    NAN,
+    U8,
+    AnyArray,
+    add_nearest,
+    add_toward_zero,
+    bfloat16,
+    canonical_nan,
+    cut_to_24_bits,
+    require_subnormals,
+    to_bfloat16,
+    to_float16,
+)
 from .tensor import NVFP4Tensor, as_tensor, rows_of
 
 TILE = 256  # rows and columns of the output worked on at a time: two float64 tiles fit the cache
@@ -96,7 +109,9 @@ def _exact_words(a: Rows, b: Rows) -> AnyArray:
     smallest = np.minimum.accumulate(a.smallest + b.smallest)
     ceiling = np.cumsum(64 * 36 * 4 * np.exp2(np.maximum(largest, -NOTHING).astype(np.float64)))
     limit = smallest + EXACT_SPREAD
-    return (smallest >= NOTHING) | ((largest <= limit) & (ceiling < np.exp2(np.minimum(limit, 1000).astype(np.float64))))
+    small = ceiling < np.exp2(np.minimum(limit, 1000).astype(np.float64))
+    exact: AnyArray = (smallest >= NOTHING) | ((largest <= limit) & small)
+    return exact
 
 
 def _within_bound(a: Rows, b: Rows, w: int, c: F64) -> bool:
@@ -329,5 +344,3 @@ def _output(out: F32, dtype: Any) -> AnyArray:
     if dtype == bfloat16:
         return to_bfloat16(out).view(bfloat16)
     return to_float16(out).view(np.float16) if dtype == np.float16 else out
-
-

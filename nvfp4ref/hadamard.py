@@ -1,4 +1,6 @@
-"""The random Hadamard transform with the tensor core's own summation.  Rules RHT-MATRIX, RHT-SUM, RHT-ROUND, RHT-SPECIAL.
+"""The random Hadamard transform with the tensor core's own summation.
+
+Rules RHT-MATRIX, RHT-SUM, RHT-ROUND, RHT-SPECIAL, RHT-AMAX.
 
 y_j = sum_i x_i·s_i·(−1)^popcount(i & j)/sqrt(n) over n consecutive elements of the blocked axis.  The sum is
 not an IEEE sum: 16 exact products are aligned to the largest exponent, each is truncated to 25 fractional
@@ -58,7 +60,8 @@ class RHT:
         index = np.arange(self.size)
         parity = np.bitwise_count(index[:, None] & index[None, :]) & 1
         signs = np.array([-1.0 if self.sign_mask >> i & 1 else 1.0 for i in range(self.size)])
-        return (signs[:, None] * (1.0 - 2.0 * parity) * self.entry).astype(np.float32)
+        matrix: F32 = (signs[:, None] * (1.0 - 2.0 * parity) * self.entry).astype(np.float32)
+        return matrix
 
 
 def truncate_to_float32(x: AnyArray) -> F32:
@@ -157,7 +160,9 @@ def transform(matrix: AnyArray, rht: RHT, axis: int = -1, summation: str = "tens
     """
     length = matrix.shape[axis]
     if length % rht.size:
-        raise ValueError(f"an RHT of size {rht.size} needs a multiple of {rht.size} along the blocked axis; got {length}")
+        raise ValueError(
+            f"an RHT of size {rht.size} needs a multiple of {rht.size} along the blocked axis; got {length}"
+        )
     if matrix.dtype != bfloat16:
         _require_bfloat16_values(matrix)
     add = {"tensor-core": accumulate, "float32-four-lanes": _four_lanes}[summation]

@@ -200,10 +200,8 @@ def _given_amax(amax: ArrayLike, rows: int, ar: Arithmetic) -> F32:
         value = value.astype(np.float32)
     wanted = (rows,) if ar.row_scaled else ()
     if value.size != (rows if ar.row_scaled else 1):
-        raise ValueError(
-            f"amax has {'one value for each of the ' + str(rows) + ' rows of the result' if ar.row_scaled else 'one value'}; "
-            f"got shape {value.shape}"
-        )
+        expected = f"one value for each of the {rows} rows of the result" if ar.row_scaled else "one value"
+        raise ValueError(f"amax has {expected}; got shape {value.shape}")
     return value.reshape(wanted)
 
 
@@ -294,11 +292,12 @@ def dequantize(q: NVFP4Tensor, dtype: DTypeLike = np.float32) -> AnyArray:
     out = np.empty(codes.shape, np.float32)
     with np.errstate(all="ignore"):
         factor = (e4m3.VALUES[scales] * amax) * inverse
-        np.multiply(e2m1.VALUES[codes].reshape(*factor.shape, 16), factor[..., None], out=out.reshape(*factor.shape, 16))
+        np.multiply(
+            e2m1.VALUES[codes].reshape(*factor.shape, 16), factor[..., None], out=out.reshape(*factor.shape, 16)
+        )
     canonical_nan(out)
     if wanted == bfloat16:
-        return to_bfloat16(out).view(bfloat16).reshape(q.shape)
+        return np.reshape(to_bfloat16(out).view(bfloat16), q.shape)
     if wanted == np.float16:
-        return to_float16(out).view(np.float16).reshape(q.shape)
-    return out.reshape(q.shape)
-
+        return np.reshape(to_float16(out).view(np.float16), q.shape)
+    return np.reshape(out, q.shape)

@@ -191,7 +191,7 @@ def e4m3_encode(x: float, ar: Arithmetic) -> int:
         units = _TO_INTEGER[rounding](Fraction(magnitude) / Fraction(2) ** (exponent - 3))
         code = min((exponent + 6) * 8 + units, 0x7F)
     if ar.scale_overflow == "nan-above-240":
-        return (ar.scale_nan_byte if code >= 0x78 else sign | code if code >= 8 else 0)
+        return ar.scale_nan_byte if code >= 0x78 else sign | code if code >= 8 else 0
     if code == 0x7F and ar.scale_overflow == "saturate":
         code = 0x7E
     return sign | code
@@ -242,10 +242,8 @@ def global_scale(a: float, ar: Arithmetic) -> tuple[float, float]:
         return div(1.0, d), d
     if ar.global_guard == "finite" and not math.isnan(a):
         a = max(a, 2.0**-14 if ar.global_type == "float16" else 2.0**-126)
-    if ar.global_scale == "quotient":
-        s = div(maximum, a)
-    else:
-        s = mul(through(div(1.0, a), ar.global_type), maximum)
+    quotient = ar.global_scale == "quotient"
+    s = div(maximum, a) if quotient else mul(through(div(1.0, a), ar.global_type), maximum)
     s = through(s, ar.global_type)
     if ar.global_guard == "te":
         s = fmin(s, FLT_MAX)
@@ -512,4 +510,3 @@ def hadamard_16(vector: Sequence[float], sign_mask: int) -> list[float]:
         total = tensor_core_sum(products)
         result.append(round_to_format(total, 8, -126, 127))
     return result
-

@@ -17,6 +17,7 @@ from .arithmetic import Arithmetic
 from .fp32 import BF16_MAX, F32, FLT_MAX, FLT_MIN, SIXTH, U8, through
 
 ONE = np.float32(1)
+Operand = F32 | np.float32
 
 
 class GlobalScale(NamedTuple):
@@ -26,7 +27,7 @@ class GlobalScale(NamedTuple):
     decode: F32  # D
 
 
-def flushed(x: F32) -> F32:
+def flushed(x: Operand) -> F32:
     """Subnormals as zeros of their sign."""
     return np.where(np.abs(x) < FLT_MIN, np.copysign(np.float32(0), x), x)
 
@@ -34,8 +35,8 @@ def flushed(x: F32) -> F32:
 class Operations(NamedTuple):
     """float32 product and quotient, one rounding each; all that the scale arithmetic consists of."""
 
-    mul: Callable[[F32, F32], F32]
-    div: Callable[[F32, F32], F32]
+    mul: Callable[[Operand, Operand], F32]
+    div: Callable[[Operand, Operand], F32]
 
 
 IEEE = Operations(np.multiply, np.divide)
@@ -66,7 +67,7 @@ def global_scale(amax: F32, ar: Arithmetic) -> GlobalScale:
 
     te: S = fmin(fl(M/A), FLT_MAX), 1 if A or S is 0; D = fl(1/S).
     """
-    maximum = np.float32(ar.element_max * ar.e4m3_max)
+    maximum: Operand = np.float32(ar.element_max * ar.e4m3_max)
     a = np.asarray(amax, np.float32)
     if ar.global_scale == "none":
         return GlobalScale(np.ones_like(a), np.ones_like(a))

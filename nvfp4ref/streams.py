@@ -158,7 +158,13 @@ NAMES = ("auto", *KERNELS, "unfused-rht")
 
 
 def dispatch(
-    shape: tuple[int, int], axis: int, *, dtype: str, block: tuple[int, int] = (1, 16), both: bool = False, rht: bool = False
+    shape: tuple[int, int],
+    axis: int,
+    *,
+    dtype: str,
+    block: tuple[int, int] = (1, 16),
+    both: bool = False,
+    rht: bool = False,
 ) -> str:
     """The kernel that Transformer Engine's PyTorch side launches (rule DISPATCH).
 

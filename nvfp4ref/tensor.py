@@ -147,10 +147,9 @@ def _compact_scales(scales: U8, rows: int, columns: int, layout_name: str) -> U8
     if layout_name == "compact":
         return scales
     if layout_name == "padded":
-        if scales.shape != layout.padded_shape(rows, columns):
-            raise ValueError(
-                f"padded scales of {rows}x{columns} blocks have shape {layout.padded_shape(rows, columns)}; got {scales.shape}"
-            )
+        padded = layout.padded_shape(rows, columns)
+        if scales.shape != padded:
+            raise ValueError(f"padded scales of {rows}x{columns} blocks have shape {padded}; got {scales.shape}")
         return np.ascontiguousarray(scales[:rows, :columns])
     if layout_name == "swizzled":
         return layout.unswizzle(scales, rows, columns)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from . import e2m1, e4m3, fp32
-from .fp32 import F32, NAN, U8, AnyArray
+from .fp32 import F32, F64, NAN, U8, AnyArray
 
 I64 = NDArray[np.int64]
 
@@ -45,7 +45,8 @@ class Word(NamedTuple):
     @property
     def groups(self) -> I64:
         """(n, 4): group sums in units of 2^(exponent − 8)."""
-        return self.products.sum(axis=2) * self.scale
+        groups: I64 = self.products.sum(axis=2) * self.scale
+        return groups
 
     @property
     def c_exponent(self) -> I64:
@@ -72,7 +73,8 @@ def shift_toward_zero(x: I64, left: AnyArray) -> I64:
     """x·2^left cut toward zero, for |x|·2^left below 2^62."""
     magnitude = np.abs(x)
     right = np.minimum(np.maximum(-left, 0), 63)
-    return np.sign(x) * ((magnitude >> right) << np.maximum(left, 0))
+    shifted: I64 = np.sign(x) * ((magnitude >> right) << np.maximum(left, 0))
+    return shifted
 
 
 def round_toward_zero(total: I64, exponent: AnyArray) -> F32:
@@ -88,8 +90,10 @@ def _c_in_window(word: Word, floor: I64) -> I64:
 
 def _live(word: Word, zero_groups: bool) -> AnyArray:
     """(n, 4): groups whose scale exponents count for the window."""
-    alive = word.scale != 0
-    return alive if zero_groups else alive & (word.products != 0).any(axis=2)
+    alive: AnyArray = word.scale != 0
+    if not zero_groups:
+        alive &= (word.products != 0).any(axis=2)
+    return alive
 
 
 def _align(word: Word, zero_groups: bool = False) -> F32:
@@ -102,9 +106,7 @@ def _align(word: Word, zero_groups: bool = False) -> F32:
 
 def _window39(word: Word, width: int) -> F32:
     """A window by the largest product exponent less 39, not below the scales' less 35; ``width`` products merged."""
-    product_exponent = np.where(
-        word.element_exponent == DEAD, DEAD, word.element_exponent + word.exponent[:, :, None]
-    )
+    product_exponent = np.where(word.element_exponent == DEAD, DEAD, word.element_exponent + word.exponent[:, :, None])
     product_exponent = np.where(word.scale[:, :, None] == 0, DEAD, product_exponent).max(axis=(1, 2))
     c_exponent = word.c_exponent
     largest = np.maximum(product_exponent, c_exponent)
@@ -119,9 +121,10 @@ def _window39(word: Word, width: int) -> F32:
     return round_toward_zero(np.where(c_leads, whole, total) + _c_in_window(word, floor), floor)
 
 
-def exact_sum(word: Word) -> AnyArray:
+def exact_sum(word: Word) -> F64:
     """Sum of the 64 products as float64, exact: a multiple of 2^-20 below 2^29."""
-    return np.ldexp(word.groups.astype(np.float64), word.exponent - 8).sum(axis=1)
+    total: F64 = np.ldexp(word.groups.astype(np.float64), word.exponent - 8).sum(axis=1)
+    return total
 
 
 def _group64(word: Word) -> F32:
