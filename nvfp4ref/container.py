@@ -267,9 +267,7 @@ class _Safetensors:
             try:
                 return native(self._tensors.get_tensor(name))
             except AttributeError:  # numpy.float8_…, of which there is none
-                raise DumpError(
-                    f"is {kind} {shape}, expected a NumPy dtype, BF16, F8_E4M3 or an even F4"
-                ) from None
+                raise DumpError(f"is {kind} {shape}, expected a NumPy dtype, BF16, F8_E4M3 or an even F4") from None
 
     def _bytes(self, name: str) -> Array:
         """The bytes of a tensor whose dtype NumPy has not, which the library does not hand out."""
@@ -303,9 +301,7 @@ def write_archive(path: PathLike, arrays: Mapping[str, Array], meta: str = "") -
         if suffix == ".npz":
             _write_npz(file, {**arrays, "meta": np.array(meta)} if meta else arrays)
         else:
-            # native(): the library writes the memory of an array that is not in C order as if it were
-            tensors = {name: native(array) for name, array in arrays.items()}
-            file.write(_safetensors().numpy.save(tensors, {"meta": meta} if meta else None))
+            _write_safetensors(file, arrays, {"meta": meta} if meta else None)
 
 
 def save_tensor(path: PathLike, array: Array) -> None:
@@ -332,6 +328,16 @@ def _write_npz(file: BinaryIO, arrays: Mapping[str, Array]) -> None:
                 np.lib.format.write_array(member, array, allow_pickle=False)
 
 
+def _write_safetensors(file: BinaryIO, arrays: Mapping[str, Array], texts: dict[str, str] | None) -> None:
+    """By name, for the library's bytes would take twice the memory; it puts a file of mode 0600 there."""
+    # native(): the library writes the memory of an array that is not in C order as if it were
+    tensors = {name: native(array) for name, array in arrays.items()}
+    mode = os.fstat(file.fileno()).st_mode
+    file.close()
+    _safetensors().numpy.save_file(tensors, file.name, texts)
+    os.chmod(file.name, stat.S_IMODE(mode))
+
+
 @contextmanager
 def replacing(path: PathLike) -> Iterator[BinaryIO]:
     """A new file that takes the place of `path` once it is complete, and vanishes if it never is."""
@@ -342,7 +348,7 @@ def replacing(path: PathLike) -> Iterator[BinaryIO]:
     try:
         with open(temporary, "xb") as file:
             yield file
-            file.flush()
+        with open(temporary, "r+b") as file:  # anew, for it may have been replaced
             os.fsync(file.fileno())
         os.replace(temporary, target)
     except BaseException:

@@ -524,9 +524,7 @@ def _listed(names: Iterable[str]) -> str:
 # -- writing -----------------------------------------------------------------------------------------
 
 
-def save_dump(
-    path: PathLike, dump: Dump | NVFP4Tensor | Mapping[str, Dump] | None = None, /, **fields: Any
-) -> None:
+def save_dump(path: PathLike, dump: Dump | NVFP4Tensor | Mapping[str, Dump] | None = None, /, **fields: Any) -> None:
     """Write a dump to an .npz or .safetensors file, by the suffix of `path`.
 
     Args:
@@ -578,9 +576,7 @@ def _dumps(dump: Any, /, meta: Any = None, **fields: Any) -> dict[str, Dump]:
     raise DumpError(f"got {type(dump).__name__}, expected a Dump, an NVFP4Tensor or a dict of Dump by name")
 
 
-def from_tensor(
-    q: NVFP4Tensor | None, x: Any = None, *, columnwise: NVFP4Tensor | None = None, **fields: Any
-) -> Dump:
+def from_tensor(q: NVFP4Tensor | None, x: Any = None, *, columnwise: NVFP4Tensor | None = None, **fields: Any) -> Dump:
     """The dump of a rowwise tensor, a columnwise one (made with axis=0), or both, of the input x.
 
     More than two dimensions are flattened to (R, C) as quantize does.  Block and arithmetic are the tensors';

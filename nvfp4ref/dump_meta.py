@@ -148,9 +148,7 @@ def _arithmetic(name: str, value: Any) -> str | dict[str, Any] | None:
         return value
     if isinstance(value, Mapping) and isinstance(value.get("name"), str):
         return json_object(name, value)
-    raise DumpError(
-        f"{name} is {shown(value)}, expected a preset's name or {{'name': preset, field: value, …}}"
-    )
+    raise DumpError(f"{name} is {shown(value)}, expected a preset's name or {{'name': preset, field: value, …}}")
 
 
 META: dict[str, Parser] = {
