@@ -28,11 +28,13 @@ class Arithmetic:
     amax_nan: L["ignore", "propagate", "xla-cpu"] = "ignore"  # what max(abs(x)) does with NaN, tensor and block
     # xla-cpu: propagate, but block amaxes of 4096 elements and more come from a tree of (u > v ? u : v)
     block_amax: L["abs", "signed"] = "abs"  # a = max(abs(x)), or the fault max(x)
+    amax_group: L[16, 32] = 16  # elements that share a, or the fault of two neighbouring blocks
 
     # -- global scale ----------------------------------------------------------------------------
-    global_scale: L["quotient", "reciprocal-form", "reciprocal-then-multiply", "none"] = "quotient"
+    global_scale: L["quotient", "reciprocal-form", "reciprocal-then-multiply", "inverted", "none"] = "quotient"
     # quotient S = fl(M/A), D = fl(1/S); reciprocal-form D = fl(A/M), S = fl(1/D);
-    # reciprocal-then-multiply S = fl(fl(1/A)·M), D = fl(1/S); none S = D = 1
+    # reciprocal-then-multiply S = fl(fl(1/A)·M), D = fl(1/S); inverted: S and D of quotient exchanged;
+    # none S = D = 1
     global_guard: L["te", "fused-rht", "reference", "finite", "zero-amax", "none"] = "te"
     # te: S = fmin(S, FLT_MAX), 1 if A or S is 0; fused-rht: A > 0 ? min.NaN(S, FLT_MAX) : 1;
     # reference: min.NaN(S, FLT_MAX), 1 if S is 0; finite: A at least the smallest normal of the input type,
@@ -75,6 +77,7 @@ class Arithmetic:
     ] = "reciprocal-of-product"
     encode_max: L["float32-max", "none"] = "float32-max"  # clamp of e
     encode_nan: L["drop", "propagate"] = "drop"  # does that clamp drop NaN or keep it
+    encode_ulp: L[-1, 0, 1] = 0  # e moved by that many ulps: an approximate reciprocal
     reciprocal_of_zero: float | None = None  # what 1/0 gives where it is guarded (1e-8)
     zero_scale_elements: L["scaled", "zero"] = "scaled"  # elements of a block whose scale byte is 0
 
@@ -102,7 +105,15 @@ class Arithmetic:
     four_over_six_fast_error: bool = False
     four_over_six_sum: L["sequential", "torch-row-sum"] = "sequential"  # order of the error's additions
     row_scaled: bool = False
-    stochastic: L["sm100", "te-fallback", "te-jax", "ideal"] = "sm100"
+    stochastic: L[
+        "sm100",
+        "te-fallback",
+        "te-jax",
+        "ideal",
+        "sm100-operands-reversed",
+        "sm100-no-bit-reversal",
+        "sm100-without-1.5",
+    ] = "sm100"
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():

@@ -93,6 +93,14 @@ def block_amax(magnitude: F32, block: tuple[int, int], nan: str = "ignore") -> F
     return largest
 
 
+def pair_amax(amax: F32) -> F32:
+    """Block amaxes (rows, blocks) replaced by the larger of two neighbours; an odd last block stays alone."""
+    rows, blocks = amax.shape
+    even = blocks - blocks % 2
+    pairs = np.fmax.reduce(amax[:, :even].reshape(rows, -1, 2), axis=2)
+    return np.concatenate([np.repeat(pairs, 2, axis=1), amax[:, even:]], axis=1)
+
+
 def _tree_maximum(magnitude: F32) -> F32:
     """Maximum over axis 0 by halves, (u > v ? u : v): a NaN in u is lost, one in v is kept; a NaN result is −Inf."""
     while len(magnitude) > 1:

@@ -8,7 +8,7 @@ magnitude index is the number of points that the magnitude has reached.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -112,11 +112,36 @@ def sm100_fields(words: U32) -> tuple[U32, U32, U32, U32]:
 
 def _round_sm100(magnitude: F32, words: AnyArray) -> U8:
     """cvt.rs.satfinite.e2m1x4.f32: 16 random bits added to the discarded fraction; away from zero on a carry."""
+    return _round_carry(magnitude, sm100_fields(words))
+
+
+def _round_carry(magnitude: F32, fields: Sequence[U32]) -> U8:
+    """16-bit ``fields`` of elements 0, 1, 2, 3 of each word added to the fractions; the carry is the rounding."""
     position = grid_position(magnitude)
     groups = position.reshape(4, 4, *position.shape[1:])
-    for element, field in enumerate(sm100_fields(words)):
+    for element, field in enumerate(fields):
         groups[:, element] += field.view(np.int32)
     return (position >> 16).astype(np.uint8)
+
+
+def _round_reversed(magnitude: F32, words: AnyArray) -> U8:
+    """The fault of handing the operands over in the other order: elements 0..3 see the bits of 3..0."""
+    return _round_carry(magnitude, sm100_fields(words)[::-1])
+
+
+def _round_straight(magnitude: F32, words: AnyArray) -> U8:
+    """The fault of giving both elements of a pair their bits in the same order."""
+    first, _, second, _ = sm100_fields(words)
+    return _round_carry(magnitude, (first, first, second, second))
+
+
+def _round_without_1_5(magnitude: F32, words: AnyArray) -> U8:
+    """The fault of a grid that has no 1.5: values between 1 and 2 go to one of the two."""
+    one, two = np.float32(1), np.float32(2)
+    index = _round_sm100(magnitude, words)
+    # between 1 and 2 the place on the halved grid is that of magnitude/2 between 0.5 and 1
+    halved = _round_sm100(np.where(magnitude > one, magnitude * np.float32(0.5), magnitude), words)
+    return np.where((magnitude > one) & (magnitude < two), halved * np.uint8(2), index)
 
 
 def _round_fallback(magnitude: F32, words: AnyArray) -> U8:
@@ -157,6 +182,9 @@ STOCHASTIC: dict[str, tuple[Callable[[F32, AnyArray], U8], int]] = {
     "te-fallback": (_round_fallback, 4),
     "te-jax": (_round_jax, 16),
     "ideal": (_round_ideal, 16),
+    "sm100-operands-reversed": (_round_reversed, 4),
+    "sm100-no-bit-reversal": (_round_straight, 4),
+    "sm100-without-1.5": (_round_without_1_5, 4),
 }
 
 

@@ -31,6 +31,7 @@ class RHT:
         sign_mask: bit i set means that element i is negated before the Hadamard matrix.
         normalised: entries ±1/sqrt(size) (rounded to bfloat16 where that is irrational), else ±1.
         round_to: "bfloat16", or "float32" to keep the accumulator.
+        signs_on: "input", diag(s)·H; "output" is the fault H·diag(s).
     Raises:
         ValueError: a size, mask or type that is none of these.
     """
@@ -39,12 +40,15 @@ class RHT:
     sign_mask: int = TE_SIGN_MASK
     normalised: bool = True
     round_to: str = "bfloat16"
+    signs_on: str = "input"
 
     def __post_init__(self) -> None:
         if self.size not in (2, 4, 8, 16, 32, 64, 128, 256):
             raise ValueError(f"RHT size is a power of two from 2 to 256; got {self.size!r}")
         if not 0 <= self.sign_mask < 2**self.size:
             raise ValueError(f"sign_mask has {self.size} bits; got {self.sign_mask:#x}: pass one that fits the size")
+        if self.signs_on not in ("input", "output"):
+            raise ValueError(f"signs_on is 'input' or 'output'; got {self.signs_on!r}")
         if self.round_to not in ("bfloat16", "float32"):
             raise ValueError(f"round_to is 'bfloat16' or 'float32'; got {self.round_to!r}")
 
@@ -56,11 +60,12 @@ class RHT:
         return float(from_bfloat16(to_bfloat16(np.array([self.size**-0.5], np.float32)))[0])
 
     def matrix(self) -> F32:
-        """diag(s)·H·entry, (size, size) float32: vectors multiply it from the left."""
+        """diag(s)·H·entry (or the fault H·diag(s)), (size, size) float32: vectors multiply it from the left."""
         index = np.arange(self.size)
         parity = np.bitwise_count(index[:, None] & index[None, :]) & 1
         signs = np.array([-1.0 if self.sign_mask >> i & 1 else 1.0 for i in range(self.size)])
-        matrix: F32 = (signs[:, None] * (1.0 - 2.0 * parity) * self.entry).astype(np.float32)
+        signs = signs[:, None] if self.signs_on == "input" else signs[None, :]
+        matrix: F32 = (signs * (1.0 - 2.0 * parity) * self.entry).astype(np.float32)
         return matrix
 
 
@@ -117,14 +122,16 @@ def _accumulate_16(vectors: F32, rht: RHT) -> F32:
     with np.errstate(invalid="ignore"):
         aligned = np.trunc(np.ldexp(vectors.astype(np.float64), FRACTION_BITS - exponent))
         total = np.where(special, 0, aligned).astype(np.int32)
-    for i in range(STEP):
-        if rht.sign_mask >> i & 1:
-            np.negative(total[i], out=total[i])
+    negated = [i for i in range(STEP) if rht.sign_mask >> i & 1]
+    if rht.signs_on == "input":
+        total[negated] *= -1
     for half in (1, 2, 4, 8):
         pairs = total.reshape(STEP // (2 * half), 2, half, *total.shape[1:])
         low, high = pairs[:, 0].copy(), pairs[:, 1]
         np.add(low, high, out=pairs[:, 0])
         np.subtract(low, high, out=pairs[:, 1])
+    if rht.signs_on == "output":
+        total[negated] *= -1
     out = truncate_to_float32(np.ldexp(total.astype(np.float64), exponent - (FRACTION_BITS + 2)))
     if special.any():
         products = vectors[:, special].astype(np.float64)[:, None] * rht.matrix().astype(np.float64)[:, :, None]

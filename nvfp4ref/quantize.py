@@ -213,7 +213,8 @@ def _block_amax(x: F32, job: Job) -> F32:
     elif ar.flush_subnormals:
         x = scaling.flushed(x)
     magnitude = np.abs(x) if ar.block_amax == "abs" else np.maximum(x, np.float32(0))
-    return blocks.block_amax(magnitude, job.block, job.block_nan)
+    a = blocks.block_amax(magnitude, job.block, job.block_nan)
+    return blocks.pair_amax(a) if ar.amax_group == 32 else a
 
 
 def quantize_tiles(job: Job) -> tuple[U8, U8]:

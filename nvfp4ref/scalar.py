@@ -42,6 +42,18 @@ def fl(value: Fraction) -> float:
     return round_to_format(value, 24, -126, 127)
 
 
+def next_float32(x: float, step: int) -> float:
+    """The next float32 away from (1) or toward (−1) zero of a number; NaN, Inf and zero as nextafter has them."""
+    if math.isnan(x) or (math.isinf(x) and step > 0) or (x == 0 and step < 0):
+        return x
+    if math.isinf(x):
+        return math.copysign(FLT_MAX, x)
+    unit = 2.0 ** (max(math.frexp(x)[1] - 1, -126) - 23) if x else 2.0**-149
+    if step < 0 and abs(math.frexp(x)[0]) == 0.5 and abs(x) > 2.0**-126:
+        unit /= 2
+    return fl(Fraction(x) + (Fraction(unit) if step > 0 else -Fraction(unit)) * int(_sign(x)))
+
+
 def bf16(x: float) -> float:
     """A float32 value rounded to bfloat16."""
     return round_to_format(Fraction(x), 8, -126, 127) if math.isfinite(x) and x != 0 else x
@@ -242,8 +254,8 @@ def global_scale(a: float, ar: Arithmetic) -> tuple[float, float]:
         return div(1.0, d), d
     if ar.global_guard == "finite" and not math.isnan(a):
         a = max(a, 2.0**-14 if ar.global_type == "float16" else 2.0**-126)
-    quotient = ar.global_scale == "quotient"
-    s = div(maximum, a) if quotient else mul(through(div(1.0, a), ar.global_type), maximum)
+    multiply = ar.global_scale == "reciprocal-then-multiply"
+    s = mul(through(div(1.0, a), ar.global_type), maximum) if multiply else div(maximum, a)
     s = through(s, ar.global_type)
     if ar.global_guard == "te":
         s = fmin(s, FLT_MAX)
@@ -257,7 +269,8 @@ def global_scale(a: float, ar: Arithmetic) -> tuple[float, float]:
         s = s if math.isfinite(s) else 1.0
     elif ar.global_guard == "zero-amax":
         s = 1.0 if a == 0 else s
-    return s, reciprocal(s, ar)
+    d = reciprocal(s, ar)
+    return (d, s) if ar.global_scale == "inverted" else (s, d)
 
 
 def reciprocal(x: float, ar: Arithmetic) -> float:
@@ -312,6 +325,8 @@ def encode_scale(byte: int, value: float, s: float, d: float, ar: Arithmetic) ->
         "divide-by-product": lambda: mul(b, d),
         "divide-by-quotient": lambda: div(b, s),
     }[ar.encode_scale]()
+    if ar.encode_ulp:
+        e = next_float32(e, ar.encode_ulp)
     if ar.encode_scale in ("divide-by-product", "divide-by-quotient") or ar.encode_max == "none":
         return e
     if ar.encode_scale == "bfloat16-coefficient":
@@ -431,7 +446,10 @@ def quantize(
     for top in range(0, len(rows), height):
         for left in range(0, len(rows[0]), 16):
             tile = [list(rows[r][left : left + 16]) for r in range(top, top + height)]
-            tile_codes, byte = quantize_tile(tile, amaxes[top], "tree" if tree else nan, ar)
+            partner = None
+            if ar.amax_group == 32 and max(left, left ^ 16) < len(rows[0]):
+                partner = [list(rows[r][left ^ 16 : (left ^ 16) + 16]) for r in range(top, top + height)]
+            tile_codes, byte = quantize_tile(tile, amaxes[top], "tree" if tree else nan, ar, partner)
             for r, row_codes in enumerate(tile_codes):
                 codes[top + r] += row_codes
                 scales[top + r].append(byte)
@@ -441,11 +459,17 @@ def quantize(
 
 
 def quantize_tile(
-    tile: Sequence[Sequence[float]], tensor_amax: float, nan: str, ar: Arithmetic
+    tile: Sequence[Sequence[float]],
+    tensor_amax: float,
+    nan: str,
+    ar: Arithmetic,
+    partner: Sequence[Sequence[float]] | None = None,
 ) -> tuple[list[list[int]], int]:
-    """Codes and scale byte of one block (a single row) or one 16x16 tile."""
+    """Codes and scale byte of one block (a single row) or one 16x16 tile; ``partner`` shares its amax."""
     s, d = global_scale(tensor_amax, ar)
     a = tile_amax(tile, s, nan, ar)
+    if partner is not None:
+        a = -fmin(-a, -tile_amax(partner, s, nan, ar))
     if ar.four_over_six:
         return _four_over_six(tile, a, tensor_amax, s, d, ar)
     value = block_scale(a, s, d, ar)

@@ -77,12 +77,13 @@ def global_scale(amax: F32, ar: Arithmetic) -> GlobalScale:
         return GlobalScale(np.asarray(o.div(ONE, decode)), np.asarray(decode))
     if ar.global_guard == "finite":
         a = np.maximum(a, _SMALLEST_NORMAL.get(ar.global_type, FLT_MIN))
-    if ar.global_scale == "quotient":
-        encode = o.div(maximum, a)
-    else:
+    if ar.global_scale == "reciprocal-then-multiply":
         encode = o.mul(through(o.div(ONE, a), ar.global_type), maximum)
-    encode = _guard(through(encode, ar.global_type), a, ar.global_guard)
-    return GlobalScale(np.asarray(encode), np.asarray(reciprocal(encode, ar)))
+    else:
+        encode = o.div(maximum, a)
+    encode = np.asarray(_guard(through(encode, ar.global_type), a, ar.global_guard))
+    decode = np.asarray(reciprocal(encode, ar))
+    return GlobalScale(decode, encode) if ar.global_scale == "inverted" else GlobalScale(encode, decode)
 
 
 _SMALLEST_NORMAL = {"float16": np.float32(2.0**-14)}
@@ -187,6 +188,8 @@ def encode_scale(code: U8, s: F32, g: GlobalScale, ar: Arithmetic) -> F32:
     """
     d = s if ar.encode_scale == "unrounded-block-scale" else e4m3.VALUES[code]
     e = _MULTIPLIER[ar.encode_scale](ar, d, g)
+    if ar.encode_ulp:
+        e = np.nextafter(e, np.copysign(np.float32(np.inf), e) if ar.encode_ulp > 0 else np.float32(0))
     if ar.encode_scale in DIVISORS or ar.encode_max == "none":
         return e
     if ar.encode_scale == "bfloat16-coefficient":
