@@ -1,0 +1,51 @@
+# make conformance   set up, then hold the installed quantizers to the oracle (the main job)
+# make test          set up, then lint, type-check and run the tests
+# make exhaustive    all 2^32 float32 inputs through both codecs, and every bfloat16 block (about 15 minutes)
+# make bench         speed against the other implementations, on one core
+# make clean         remove the environment and every cache
+#
+# PYTHON=python3.12  another interpreter (3.11 or newer)       VENV=path    another environment
+# EXTRAS=cuda-headers  fewer optional packages for the conformance run
+# ARGS="--json report.json"  further arguments of the nvfp4 or pytest command
+
+PYTHON ?= python3
+VENV ?= .venv
+EXTRAS ?= cuda-headers,te,jax,peers,safetensors
+ARGS ?=
+
+BIN := $(VENV)/bin
+# A stamp is named after what it installed, so that a changed setup.cfg installs again and nothing else does.
+KEY := $(shell cat setup.cfg pyproject.toml | cksum | cut -d ' ' -f 1)
+COMMA := ,
+ALL_STAMP := $(VENV)/.installed-$(KEY)-all
+RUN_STAMP := $(or $(wildcard $(ALL_STAMP)),$(VENV)/.installed-$(KEY)-$(subst $(COMMA),+,$(EXTRAS)))
+
+.PHONY: conformance test exhaustive bench clean
+
+conformance: $(RUN_STAMP)
+	$(BIN)/nvfp4 conformance run --suite quick $(ARGS)
+
+test: $(ALL_STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/mypy --strict nvfp4ref
+	$(BIN)/mypy
+	$(BIN)/pytest --cov --cov-fail-under=98 $(ARGS)
+
+exhaustive: $(RUN_STAMP)
+	$(BIN)/nvfp4 conformance run --suite exhaustive $(ARGS)
+
+bench: $(ALL_STAMP)
+	$(BIN)/python benchmarks/quantize.py $(ARGS)
+
+clean:
+	rm -rf $(VENV) build *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/pip:
+	@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; \
+	    sys.exit(0 if sys.version_info >= (3, 11) else f"nvfp4ref needs Python 3.11 or newer, and $(PYTHON) is {v}: say make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed-$(KEY)-%: | $(BIN)/pip
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[$(subst +,$(COMMA),$*)]"
+	@touch $@
