@@ -249,7 +249,7 @@ def steps_of(job: Job, transformed: bool) -> Steps:
     """Every intermediate of a whole tensor, in one piece."""
     ar = job.arithmetic
     x = blocks.working_copy(job.tiles)
-    after_rht = blocks.untile(x) if transformed else None
+    after_rht = blocks.untile(x).copy() if transformed else None
     err4 = err6 = None
     with np.errstate(all="ignore"):
         a = _block_amax(x, job)
