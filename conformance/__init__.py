@@ -1,0 +1,11 @@
+"""The conformance suite: holds quantizers' outputs against the oracle ``nvfp4ref``.
+
+from conformance import check
+report = check(nvfp4ref.load_dump("dump.npz"))
+print(report)
+"""
+
+from conformance.compare import Report, check
+from conformance.explain import diff, explain
+
+__all__ = ["Report", "check", "diff", "explain"]
