@@ -23,6 +23,7 @@ _BUILT_IN = {
     "te-vectors": "nvfp4hw.backends.te_vectors",
     "cuda-header": "nvfp4hw.backends.cuda_header",
     "te-reference": "nvfp4hw.backends.te_reference",
+    "te-jax": "nvfp4hw.backends.te_jax",
     "torchao": "nvfp4hw.backends.torchao",
     "modelopt": "nvfp4hw.backends.modelopt",
     "compressed-tensors": "nvfp4hw.backends.compressed_tensors",
