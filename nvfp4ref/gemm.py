@@ -276,16 +276,24 @@ def _tile(a: Rows, b: Rows, model: str, split_k: int) -> F32:
 # -- epilogue ---------------------------------------------------------------------------------------------
 
 
+def _largest_value(q: NVFP4Tensor) -> float:
+    """What amax was mapped to: 6·448 or 6·256, less with headroom."""
+    return q.arithmetic.element_max * q.arithmetic.e4m3_max
+
+
+def _pytorch_alpha(a: NVFP4Tensor, b: NVFP4Tensor, alpha: float) -> F32:
+    factor = np.float32(1) / np.float32(_largest_value(a) * _largest_value(b))
+    return ((np.float32(alpha) * a.amax) * b.amax) * factor
+
+
 def _jax_alpha(a: NVFP4Tensor, b: NVFP4Tensor, alpha: float) -> F32:
-    scales = [q.amax / np.float32(q.arithmetic.element_max * q.arithmetic.e4m3_max) for q in (a, b)]
-    return np.asarray(np.float32(alpha) * (scales[0] * scales[1]))
+    scale_a, scale_b = (q.amax / np.float32(_largest_value(q)) for q in (a, b))
+    return np.float32(alpha) * (scale_a * scale_b)
 
 
 _ALPHA: dict[str, Callable[[NVFP4Tensor, NVFP4Tensor, float], F32]] = {
     # fl(fl(fl(alpha·A_a)·A_b)·fl(1/(36·maxA·maxB)))
-    "pytorch": lambda a, b, alpha: partial_cast.alpha(
-        a.amax, b.amax, alpha, e4m3_max=(a.arithmetic.e4m3_max, b.arithmetic.e4m3_max)
-    ),
+    "pytorch": _pytorch_alpha,
     # the grouped kernel has 448 built in
     "grouped": lambda a, b, alpha: partial_cast.alpha(a.amax, b.amax, alpha),
     # fl(alpha·fl(fl(A_a/2688)·fl(A_b/2688)))

@@ -49,14 +49,19 @@ def require_uint64(value: int, name: str) -> int:
     return int(value)
 
 
+def require_rounds(rounds: int) -> None:
+    """ValueError unless ``rounds`` is an integer from 1 to 32."""
+    if isinstance(rounds, bool) or not isinstance(rounds, int) or not 1 <= rounds <= 32:
+        raise ValueError(f"rounds is an integer from 1 to 32 (10 by default); got {rounds!r}")
+
+
 def calls(seed: int, offset: int, sequence: U64, call: U64, rounds: int = 10) -> U32:
     """The words of call number ``call`` of the threads ``sequence``: uint32 of their shape and (…, 4).
 
     offset + call past 2^64 carries into the sequence half (rule PHILOX-COUNTER).
     """
     seed, offset = require_uint64(seed, "seed"), require_uint64(offset, "offset")
-    if not isinstance(rounds, int) or not 1 <= rounds <= 32:
-        raise ValueError(f"rounds is an integer from 1 to 32 (10 by default); got {rounds!r}")
+    require_rounds(rounds)
     shape = np.broadcast_shapes(sequence.shape, call.shape)
     high_all, low_all = (np.broadcast_to(a, shape).reshape(-1) for a in (sequence, call))
     key = np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint64)

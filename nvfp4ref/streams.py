@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .philox import U32, U64, calls, require_uint64
+from .philox import U32, U64, calls, require_rounds, require_uint64
 
 TILE = 128
 
@@ -210,8 +210,7 @@ class Philox:
         require_uint64(self.offset, "offset")
         if self.kernel not in NAMES:
             raise ValueError(f"unknown kernel {self.kernel!r}; the kernels are {', '.join(NAMES)}")
-        if not isinstance(self.rounds, int) or not 1 <= self.rounds <= 32:
-            raise ValueError(f"rounds is an integer from 1 to 32 (10 by default); got {self.rounds!r}")
+        require_rounds(self.rounds)
 
     def words(
         self,
@@ -233,12 +232,18 @@ class Philox:
         name = self.kernel
         if name == "auto":
             name = dispatch((rows, columns), axis, dtype=dtype, block=block, both=both, rht=rht)
+            both = both and (not rht or name == "fused-rht")  # a transform that is not fused launches each apart
         if name == "unfused-rht":
             # the transform is written out as a [C, R] tensor, which is then quantized rowwise
             if axis != 0:
                 raise ValueError("the kernel 'unfused-rht' makes the columnwise output; use axis=0")
             inner = dispatch((columns, rows), -1, dtype=dtype, block=block)
             return replace(self, kernel=inner).words((columns, rows), -1, False, dtype=dtype, block=block)
+        if name == "tuned-1d" and axis == 0 and not both:
+            raise ValueError(
+                "the kernel 'tuned-1d' makes the columnwise output only together with the rowwise one: say both=True; "
+                "alone it is made by 'vector-blockwise'"
+            )
         return self._words(name, (rows, columns), axis, both, dtype, block)
 
     def _words(
