@@ -11,6 +11,7 @@ import nvfp4ref as nv
 from conformance.compare import Report, check
 from conformance.count import Count, bits, count, count_codes
 from conformance.side import Side
+from nvfp4ref import e2m1
 from nvfp4ref.dump import Dump
 from nvfp4ref.fp32 import widen
 
@@ -155,8 +156,23 @@ class _Explainer:
         if words is None:
             return []
         place = (self.row, self.column * words.shape[1] // self.side.shape[1])
-        name = "random word" if words.dtype == np.uint32 else "random number"
-        return [Step(name, f"0x{int(words[place]):08X}" if words.dtype == np.uint32 else str(words[place]))]
+        if words.dtype != np.uint32:
+            return [Step("random number", str(words[place]))]
+        word = Step("random word", f"0x{int(words[place]):08X}")
+        return [word, *self._carry(words[place])] if self.side.arithmetic.stochastic == "sm100" else [word]
+
+    def _carry(self, word: Any) -> list[Step]:
+        """The 16 bits that this element sees of its word, the fraction of its grid step, and whether they carry."""
+        field = int(e2m1.sm100_fields(np.array([word], np.uint32))[self.column % 4][0])
+        magnitude = np.abs(self.side.steps.scaled[self.row : self.row + 1, self.column])
+        fraction = int(e2m1.grid_position(magnitude)[0]) & 0xFFFF
+        total = fraction + field
+        outcome = "carries: away from zero" if total >= 0x10000 else "does not carry: toward zero"
+        return [
+            Step(f"its bits, element {self.column % 4} of 4", f"0x{field:04X}"),
+            Step("fraction of the grid step", f"0x{fraction:04X} / 0x10000"),
+            Step("fraction + bits", f"0x{total:05X}, {outcome}"),
+        ]
 
     def _code(self) -> Step:
         expected, found = self._codes()
