@@ -1,6 +1,6 @@
 # make conformance   set up, then hold the installed quantizers to the oracle (the main job)
 # make test          set up, then lint, type-check and run the tests
-# make exhaustive    all 2^32 float32 inputs through both codecs, and every bfloat16 block (about 15 minutes)
+# make exhaustive    all 2^32 float32 inputs through both codecs, every bfloat16 block, every stochastic threshold (about 15 minutes)
 # make bench         speed against the other implementations, on one core
 # make clean         remove the environment and every cache
 #
@@ -33,9 +33,12 @@ test: $(ALL_STAMP)
 
 exhaustive: $(RUN_STAMP)
 	$(BIN)/nvfp4 conformance run --suite exhaustive $(ARGS)
+	$(BIN)/python -m conformance.sweep_stochastic
 
 bench: $(ALL_STAMP)
 	$(BIN)/python benchmarks/quantize.py $(ARGS)
+	$(BIN)/python benchmarks/stochastic.py
+	$(BIN)/python benchmarks/gemm.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

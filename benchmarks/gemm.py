@@ -12,6 +12,7 @@ taken exactly.  The last line is the peak memory of a process that multiplies 10
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import resource
 import statistics
@@ -81,7 +82,7 @@ def python_word(a: list[int], b: list[int], c: float, sa: list[int], sb: list[in
             total += -product if (x ^ y) & 8 else product
         (ma, ea), (mb, eb) = ((s & 7 | 8, (s >> 3) - 7) if s >> 3 else (s & 7, -6) for s in (sa[g], sb[g]))
         groups.append((total * ma * mb, ea + eb))
-    floor = max(e for _, e in groups) - 35
+    floor = max([e for _, e in groups] + ([math.frexp(c)[1] - 1] if c else [])) - 35
     units = int(c * 2.0**-floor)
     for total, e in groups:
         shift = e - 8 - floor

@@ -313,7 +313,9 @@ def verdicts(times: dict[str, list[float]], extra: dict[str, float]) -> list[tup
 
 def extra_memory(size: int) -> dict[str, float]:
     command = [sys.executable, os.path.abspath(__file__), "--memory", "--size", str(size)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=_environment())
+    done = subprocess.run(command, capture_output=True, text=True, env=_environment())
+    if done.returncode:
+        raise RuntimeError(f"the memory measurement failed: {done.stderr.strip().splitlines()[-1:]}")
     found: dict[str, float] = json.loads(done.stdout)
     return found
 

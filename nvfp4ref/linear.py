@@ -53,8 +53,10 @@ def _words(x: AnyArray, operand: Operand, rng: Philox) -> Any:
     two launches, the columnwise one with the generator state of the next call.
     """
     shape, dtype = np.shape(x), as_array(x).dtype.name
-    if rng.kernel != "auto" or not operand.paired_with_rht:
+    if rng.kernel != "auto":
         return rng
+    if not operand.paired_with_rht:
+        return replace(rng, both=True)  # one launch makes both outputs
     if dtype == "bfloat16" and shape[0] % 64 == 0 and shape[1] % 128 == 0:
         return replace(rng, kernel="fused-rht", both=True)
     if operand.axis == 0:

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+
+Array = np.ndarray[Any, Any]
 
 UNIT = 200
 HALVES = (0, 1, 2, 3, 4, 6, 8, 12)  # E2M1 magnitudes, in units of one half
@@ -155,16 +156,15 @@ _MODELS: dict[str, Any] = {
 
 # -- words that bite ------------------------------------------------------------------------------------------
 
-U8 = NDArray[np.uint8]
-F32 = NDArray[np.float32]
-
 
 class Words(NamedTuple):
-    a: U8
-    b: U8
-    c: F32
-    sa: U8
-    sb: U8
+    """n words: uint8 (n, 64), uint8 (n, 64), float32 (n,), uint8 (n, 4), uint8 (n, 4)."""
+
+    a: Array
+    b: Array
+    c: Array
+    sa: Array
+    sb: Array
 
 
 SPECIAL_C = np.array(
@@ -176,13 +176,13 @@ EDGE_SCALES = np.array([0, 0x80, 1, 7, 8, 9, 15, 0x38, 0x70, 0x78, 0x7E, 0xFE, 0
 
 def raw(rng: np.random.Generator, n: int) -> Words:
     """Any bits everywhere, NaN bytes thinned out."""
-    sa, sb = (rng.integers(0, 256, (n, 4), np.uint8) for _ in range(2))
-    keep = rng.random((n, 1)) < 0.02
-    sa, sb = (np.where((s & 0x7F == 0x7F) & ~keep, np.uint8(0x7E), s) for s in (sa, sb))
+    scales = rng.integers(0, 256, (2, n, 4), np.uint8)
+    scales[(scales & 0x7F == 0x7F) & (rng.random((2, n, 1)) < 0.98)] = 0x7E
     c = rng.integers(0, 2**32, n, np.uint32)
     special = rng.random(n) < 0.02
     c[special] = rng.choice(SPECIAL_C, int(special.sum()))
-    return Words(*(rng.integers(0, 16, (n, 64), np.uint8) for _ in range(2)), c.view(np.float32), sa, sb)
+    a, b = rng.integers(0, 16, (2, n, 64), np.uint8)
+    return Words(a, b, c.view(np.float32), *scales)
 
 
 def edges(rng: np.random.Generator, n: int) -> Words:
@@ -204,9 +204,9 @@ def edges(rng: np.random.Generator, n: int) -> Words:
 def cancelling(rng: np.random.Generator, n: int) -> Words:
     """Groups that cancel to zero or nearly so: the second half of a group undoes the first, but for one element."""
     w = edges(rng, n)
-    a, b = w.a.reshape(n, 4, 2, 8).copy(), w.b.reshape(n, 4, 2, 8).copy()
-    a[:, :, 1], b[:, :, 1] = a[:, :, 0], b[:, :, 0] ^ 8
-    a, b = a.reshape(n, 64), b.reshape(n, 64)
+    a, b = w.a.copy(), w.b.copy()
+    halves_a, halves_b = a.reshape(n, 4, 2, 8), b.reshape(n, 4, 2, 8)
+    halves_a[:, :, 1], halves_b[:, :, 1] = halves_a[:, :, 0], halves_b[:, :, 0] ^ 8
     spoilt = np.flatnonzero(rng.random(n) < 0.5)
     a[spoilt, rng.integers(0, 64, spoilt.size)] = rng.integers(0, 16, spoilt.size)
     return Words(a, b, w.c, w.sa, w.sb)
@@ -220,17 +220,32 @@ def close(rng: np.random.Generator, n: int) -> Words:
     return Words(a, b, c, sa, sb)
 
 
-KINDS = (raw, edges, cancelling, close)
+def level(rng: np.random.Generator, n: int) -> Words:
+    """One product that C undoes, or nearly, and crumbs 20 to 36 binades below: what is left tells the window's end."""
+    a, b = np.zeros((n, 64), np.uint8), np.zeros((n, 64), np.uint8)
+    a[:, 0], b[:, 0] = rng.integers(1, 8, (2, n), np.uint8)
+    sa, sb = rng.integers(0x40, 0x7F, (2, n, 4), np.uint8)
+    crumbs = rng.random((n, 48)) < 0.1
+    a[:, 16:][crumbs], b[:, 16:][crumbs] = rng.integers(0, 16, (2, int(crumbs.sum())), np.uint8)
+    sa[:, 1:], sb[:, 1:] = rng.choice(np.array([0, 1, 2, 8, 0x10, 0x18, 0x20], np.uint8), (2, n, 3))
+    halves, eighths = np.array(HALVES), np.array([scale(byte) for byte in range(128)])
+    significands = halves[a[:, 0]] * halves[b[:, 0]] * eighths[sa[:, 0], 0] * eighths[sb[:, 0], 0]
+    undone = -np.ldexp(significands.astype(np.float64), eighths[sa[:, 0], 1] + eighths[sb[:, 0], 1] - 8)
+    c = (undone * rng.choice([0.5, 1.0, 1.0, 1 + 2.0**-22, 2.0], n)).astype(np.float32)
+    return Words(a, b, c, sa, sb)
 
 
-def twin(words: Words, model: str) -> NDArray[np.uint32]:
+KINDS = (raw, edges, cancelling, close, level)
+
+
+def twin(words: Words, model: str) -> Array:
     """Bits of D of every word."""
-    columns = [array.tolist() for array in words._replace(c=words.c.view(np.uint32))]  # type: ignore[arg-type]
-    return np.array([word(*one, model) for one in zip(*columns, strict=True)], np.uint32)
+    a, b, c, sa, sb = (array.tolist() for array in words._replace(c=words.c.view(np.uint32)))
+    return np.array([word(*one, model) for one in zip(a, b, c, sa, sb, strict=True)], np.uint32)
 
 
 def compared(seed: int, n: int) -> Iterator[tuple[str, str, int, int]]:
-    """(kind, model, words, words that differ) of the four kinds, half of each chained on the other half's results."""
+    """(kind, model, words, words that differ): half of the words of each kind take the other half's results as C."""
     from nvfp4ref import tensorcore
 
     rng = np.random.default_rng(seed)

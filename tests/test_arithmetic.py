@@ -64,7 +64,7 @@ def test_names_and_fields_that_do_not_exist() -> None:
     for no_name in no_names:
         with pytest.raises((ValueError, TypeError), match="arithmetic"):
             arithmetic(no_name)
-    with pytest.raises(TypeError, match="no field speed, warp; its fields are amax_nan, block_amax"):
+    with pytest.raises(TypeError, match="no field speed, warp; its fields are .*amax_nan, .*row_scaled"):
         arithmetic("te", warp=9, speed=1)
     with pytest.raises(TypeError, match="no field name"):
         arithmetic("te", **{"name": "mine"})

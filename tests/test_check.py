@@ -405,10 +405,14 @@ def test_a_stochastic_dump_is_judged_but_for_its_codes() -> None:
     assert wrong.verdict == "differs" and wrong.stage == "block-scale"
 
 
-def test_a_gemm_is_not_judged() -> None:
+def test_a_gemm_is_judged_by_its_operands() -> None:
     a, b = (from_tensor(nv.quantize(x), x) for x in (NORMAL, NORMAL))
-    report = check(Dump(a=a, b=b, d=np.zeros((128, 128), np.float32)))
-    assert report.verdict == "not-judged" and "GEMM" in (report.error or "")
+    result = nv.matmul(a.rowwise(), b.rowwise())
+    report = check(Dump(a=a, b=b, d=result))
+    assert report.verdict == "conforms" and report.outputs["d"].compared == result.size
+    wrong = check(Dump(a=a, b=b, d=nv.matmul(a.rowwise(), b.rowwise(), alpha_form="none")))
+    assert wrong.verdict == "differs" and wrong.stage == "unknown"
+    assert [one["id"] for one in wrong.to_json()["deviations"]] == ["gemm.alpha.none"]
 
 
 def test_arguments_are_refused_in_words() -> None:

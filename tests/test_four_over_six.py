@@ -149,6 +149,18 @@ def test_tree() -> None:
 
 
 @pytest.mark.parametrize("block", [(1, 16), (16, 16)], ids=str)
+def test_the_order_of_torch_s_row_sum(block: tuple[int, int]) -> None:
+    """PEER-FOUROVERSIX: 8 lanes, 4 accumulators; 16 or 256 values row by row"""
+    errors = 10 ** np.random.default_rng(1).uniform(-6, 6, (16, 32, 3)).astype(np.float32)
+    found = four_over_six.torch_row_sum(errors, block)
+    assert found.shape == (32, 3)
+    for top, b in product(range(0, 32, block[0]), range(3)):
+        values = [float(v) for r in range(top, top + block[0]) for v in errors[:, r, b]]
+        same_bits(found[top : top + block[0], b], single([scalar.torch_row_sum(values)] * block[0]))
+    assert (found != four_over_six.block_sum(errors, block)).any()
+
+
+@pytest.mark.parametrize("block", [(1, 16), (16, 16)], ids=str)
 def test_bfloat16_is_its_float32(block: tuple[int, int]) -> None:
     x = random(32, 48).astype(bfloat16)
     for ar in MODES:

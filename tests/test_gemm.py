@@ -223,6 +223,31 @@ def test_a_block_of_zeros_under_a_large_scale() -> None:
     assert gemm.accumulate(a, a, model="blackwell-snapshot")[0, 0] == 0
 
 
+def cancelled_after(first: int, then: str) -> tuple[nv.NVFP4Tensor, nv.NVFP4Tensor]:
+    """Code ``first`` times 0.5 under 2^-18, then a word of large scales that adds nothing."""
+    codes, scales = np.zeros((2, 1, 128), np.uint8), np.zeros((2, 1, 8), np.uint8)
+    codes[:, 0, 0], scales[:, 0, 0] = (first, 1), 1
+    if then == "cancelling groups":
+        codes[:, 0, 64], codes[:, 0, 80], scales[:, 0, 4:6] = (7, 7), (7, 15), 0x7E
+    else:  # zeros
+        codes[1, 0, 64:], scales[:, 0, 4:] = 9, 0x7E
+    return tensor(codes[0], scales[0]), tensor(codes[1], scales[1])
+
+
+def test_c_is_cut_too() -> None:
+    """2^-20 left by an earlier word is below the window of a word whose large groups cancel"""
+    a, b = cancelled_after(1, "cancelling groups")
+    for model in CHAINED:
+        same_bits(gemm.accumulate(a, b, model=model), chain(a, b, model))
+    assert gemm.accumulate(a, b)[0, 0] == 0 and gemm.accumulate(a, b, model="exact")[0, 0] == 2.0**-20
+
+
+def test_a_negative_c_that_is_cut_away_leaves_plus_zero() -> None:
+    a, b = cancelled_after(9, "zeros")
+    assert gemm.accumulate(a, b)[0, 0] == -(2.0**-20)
+    same_bits(gemm.accumulate(a, b, model="blackwell-snapshot"), np.zeros((1, 1), np.float32))
+
+
 def test_ordinary_tensors_stay_within_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Normal data never need the window: the fast path is what users get"""
     monkeypatch.setattr(gemm, "_windowed_word", lambda *given: pytest.fail("windowed"))
@@ -247,7 +272,7 @@ def test_zero_is_positive() -> None:
 @pytest.mark.parametrize("model", ["blackwell", "group64", "exact"])
 def test_split_k(model: str, split_k: int) -> None:
     """GEMM-SPLIT-K: contiguous runs of words, added in order in float32; 5 words in 2 runs are 2 and 3"""
-    a, b = nv.quantize(random(20, 320)), nv.quantize(random(24, 320, 1))
+    a, b = (nv.quantize(decades(rows, 320, rows, low=-5, high=4)) for rows in (20, 24))
     edges = [5 * i // split_k for i in range(split_k + 1)]
     total: Any = None
     for start, stop in zip(edges, edges[1:], strict=False):
@@ -325,9 +350,10 @@ FORMS = ["pytorch", "grouped", "jax", "none"]
 @pytest.mark.parametrize("kind_a", ["te", "four-over-six"])
 def test_alpha(form: str, kind_a: str, kind_b: str) -> None:
     """GEMM-ALPHA, GEMM-EPILOGUE: 448 and 256 on either side"""
-    a, b = nv.quantize(random(7, 64), arithmetic=kind_a), nv.quantize(3 * random(9, 64, 1), arithmetic=kind_b)
+    a = nv.quantize(random(7, 64), arithmetic=kind_a, amax=np.float32(3.1415927))
+    b = nv.quantize(3 * random(9, 64, 1), arithmetic=kind_b, amax=np.float32(8.1548455))
     total = gemm.accumulate(a, b)
-    for alpha in (1.0, 0.7, -2.0**-20):
+    for alpha in (1.0, 0.7, 1.1, 1 / 3, 0.123, -(2.0**-20)):
         alpha = float(np.float32(alpha))
         factor = slow_alpha(a, b, alpha, form, (float(a.amax), float(b.amax)))
         same_bits(nv.matmul(a, b, alpha=alpha, alpha_form=form), each(scalar.mul, total, factor))

@@ -244,6 +244,7 @@ def test_input_that_bfloat16_holds_may_come_in_any_dtype() -> None:
         (lambda: nv.RHT(size=512), ValueError, "power of two from 2 to 256; got 512"),
         (lambda: nv.RHT(size=SIXTEEN), ValueError, "power of two from 2 to 256; got '16'"),
         (lambda: nv.RHT(sign_mask=-1), ValueError, "sign_mask has 16 bits; got -0x1"),
+        (lambda: nv.RHT(sign_mask=NOT_AN_RHT), ValueError, "sign_mask is an integer of 16 bits; got 'te'"),
         (lambda: nv.RHT(size=4), ValueError, "sign_mask has 4 bits; got 0xd7e8: pass one that fits"),
         (lambda: nv.RHT(round_to="float16"), ValueError, "'bfloat16' or 'float32'; got 'float16'"),
         (

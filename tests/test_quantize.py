@@ -14,6 +14,7 @@ from inputs import AMAXES, FLOAT16, Array, bfloat16, bits, decades, every_class,
 
 import nvfp4ref as nv
 from nvfp4ref import e2m1, scaling
+from nvfp4ref.arithmetic import _CHOICES
 from nvfp4ref.fp32 import canonical_nan
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -178,6 +179,21 @@ def test_rows_are_quantized_one_by_one(rows: int, blocks: int, axis: int, seed: 
         same_bits(q.scales[r : r + 1], alone.scales)
 
 
+@pytest.mark.parametrize("row_scaled", [False, True])
+@pytest.mark.parametrize("form", _CHOICES["encode_scale"])
+def test_many_blocks_are_scaled_like_few(form: str, row_scaled: bool) -> None:
+    """SCALE-ENCODE: whatever is shared by the blocks of a large tensor is shared by those of a small one"""
+    x = decades(160, 256, low=-6, high=3)
+    ar = nv.arithmetic("te", encode_scale=form, row_scaled=row_scaled)
+    amax: Any = np.linspace(1, 9, 160, dtype=np.float32) if row_scaled else np.float32(9)
+    q = nv.quantize(x, arithmetic=ar, amax=amax)
+    for r in range(0, 160, 32):
+        rows = slice(r, r + 32)
+        part = nv.quantize(x[rows], arithmetic=ar, amax=amax[rows] if row_scaled else amax)
+        same_bits(q.packed[rows], part.packed)
+        same_bits(q.scales[rows], part.scales)
+
+
 @pytest.mark.parametrize("option", OPTIONS, ids=name_of)
 def test_leading_dimensions(option: dict[str, Any]) -> None:
     """INPUT-FLATTEN"""
@@ -322,6 +338,54 @@ def test_nan_and_inf() -> None:
     assert q.scales[1, 1] == 0x7E and q.codes[1, 20] == 15
     q = nv.quantize(np.full((1, 16), np.nan, np.float32))
     assert q.amax == 0 and q.scales.tolist() == [[0]] and (q.codes == 7).all()
+
+
+def test_fused_rht_is_the_unfused_path_on_finite_data() -> None:
+    """FUSED-RHT-GLOBAL, FUSED-RHT-NAN, FUSED-RHT-FAST-MATH (its first half)"""
+    x = decades(64, 96, low=-9, high=3).astype(bfloat16)
+    rht = nv.RHT()
+    fused, plain = nv.quantize(x, axis=0, rht=rht, arithmetic="te-fused-rht"), nv.quantize(x, axis=0, rht=rht)
+    for part in PARTS:
+        same_bits(getattr(fused, part), getattr(plain, part))
+    unrounded = nv.quantize(x, axis=0, rht=nv.RHT(round_to="float32")).steps
+    assert unrounded.transformed is not None and plain.steps.transformed is not None
+    same_bits(unrounded.transformed.astype(bfloat16).astype(np.float32), plain.steps.transformed)
+    assert (unrounded.transformed != plain.steps.transformed).any()
+
+
+def test_fused_rht_on_what_is_not_finite() -> None:
+    """FUSED-RHT-GLOBAL: S of Inf is 0, of NaN and negatives 1; FUSED-RHT-NAN: a NaN block is 0x7F and code 7"""
+    x = random(1, 32)
+    for amax, s in (
+        (np.inf, 0.0),
+        (np.nan, 1.0),
+        (-2.0, 1.0),
+        (0.0, 1.0),
+        (2.0, 1344.0),
+        (1e-40, float(np.finfo(np.float32).max)),
+    ):
+        same_bits(nv.quantize(x, amax=amax, arithmetic="te-fused-rht").steps.global_scale, np.array(s, np.float32))
+    infinite = nv.quantize(x, amax=np.inf, arithmetic="te-fused-rht")
+    assert not infinite.scales.any() and (infinite.codes == 7).all()
+    x[0, 5] = np.nan
+    q = nv.quantize(x, amax=2.0, arithmetic="te-fused-rht")
+    assert q.scales[0, 0] == 0x7F and (q.codes[0, :16] == 7).all()
+    same_bits(q.codes[0, 16:], nv.quantize(x, amax=2.0).codes[0, 16:])
+    assert bits(nv.quantize(x, arithmetic="te-fused-rht").amax) == 0x7FFFFFFF
+
+
+def test_the_transposing_kernels_until_2_14() -> None:
+    """TE-2-14: (a/6)·S in place of a·(S·fl(1/6)); nothing else differs"""
+    x = np.zeros((128, 16), bfloat16)
+    x[:, 0] = np.arange(0x3F80, 0x4000, dtype=np.uint16).view(bfloat16)
+    old, new = nv.quantize(x, amax=2.03125, arithmetic="te-2.14"), nv.quantize(x, amax=2.03125)
+    different = bits(old.steps.block_scale) != bits(new.steps.block_scale)
+    assert 0 < different.mean() < 1 and (old.scales != new.scales).any()
+    same_bits(old.steps.global_scale, new.steps.global_scale)
+    same = old.scales == new.scales
+    same_bits(old.packed[same[:, 0]], new.packed[same[:, 0]])
+    one = nv.quantize(np.array([[0x3FC3] + [0] * 15], np.uint16).view(bfloat16), amax=2.03125, arithmetic="te-2.14")
+    assert one.scales.tolist() == [[0x7A]] and bits(one.steps.block_scale).tolist() == [[0x43A80000]]
 
 
 def test_results_are_fresh() -> None:

@@ -204,7 +204,6 @@ def test_a_recipe_can_start_from_a_recipe() -> None:
     assert recipe(recipe("paper"), disable_rht=True) == replace(recipe("paper"), disable_rht=True)
 
 
-
 # -- Transformer Engine's own ----------------------------------------------------------------------------------
 
 

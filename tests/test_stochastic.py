@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from inputs import Array, around, bfloat16, decades, every_class, random, same_bits
+from test_spec_examples import run
 
 import nvfp4ref as nv
 from conformance import sweep_stochastic
@@ -735,3 +737,26 @@ def test_refusals_say_what_to_do(call: Any, error: type[Exception], says: str) -
     with pytest.raises(error, match=says) as raised:
         call()
     assert "\n" not in str(raised.value)
+
+
+# ---- docs/stochastic-rounding.md -----------------------------------------------------------------------------
+
+DOCUMENT = (Path(__file__).parent.parent / "docs" / "stochastic-rounding.md").read_text(encoding="utf-8")
+_PARTS = re.split(r"^### +([A-Z0-9-]+)$", DOCUMENT, flags=re.MULTILINE)
+RULES = dict(zip(_PARTS[1::2], _PARTS[2::2], strict=True))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_examples_of_the_document_hold(rule: str) -> None:
+    examples = re.findall(r"^```example\n(.*?)^```", RULES[rule], re.DOTALL | re.MULTILINE)
+    assert any(" => " in example for example in examples), f"{rule} has no example"
+    assert "Witness:" in RULES[rule], f"{rule} names no witness"
+    wrong = [message for example in examples for message in run(example)]
+    assert not wrong, f"{rule} of docs/stochastic-rounding.md:\n" + "\n".join(wrong)
+
+
+def test_the_document_has_every_rule_that_the_code_names() -> None:
+    source = Path(nv.__file__).parent
+    families = re.compile(r"\b(?:(?:PHILOX|STREAM|SR)-[A-Z0-9-]*[A-Z0-9]|DISPATCH)\b(?!-\*)")
+    named = {word for path in source.glob("*.py") for word in families.findall(path.read_text(encoding="utf-8"))}
+    assert named and named <= set(RULES), sorted(named - set(RULES))

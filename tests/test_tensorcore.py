@@ -58,7 +58,7 @@ def one(a: dict[int, int], b: dict[int, int], c: int, sa: Any = 0x38, sb: Any = 
 # -- recorded --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", ["blackwell", "window39-k4", "window39-k16"])
+@pytest.mark.parametrize("model", ["blackwell", "blackwell-snapshot", "window39-k4", "window39-k16"])
 def test_published_b200_words(model: str) -> None:
     """MMA-GROUP, MMA-WINDOW, MMA-ROUND, MMA-SPECIAL: all four words that hardware results are published of"""
     cases = recorded("b200-published")
@@ -67,10 +67,12 @@ def test_published_b200_words(model: str) -> None:
     same_bits(tensorcore.mma_words(*words(cases), model=model).view(np.uint32), expected)
 
 
-def test_the_published_words_refute_a_plain_float32_sum() -> None:
+@pytest.mark.parametrize(("model", "wrong"), [("group64", 2), ("exact", 1), ("fp32", 3)])
+def test_the_published_words_refute(model: str, wrong: int) -> None:
+    """The models for comparison, in so many of the four words"""
     cases = recorded("b200-published")
-    found = tensorcore.mma_words(*words(cases), model="fp32").view(np.uint32)
-    assert (found != [case["d"] for case in cases]).any()
+    found = tensorcore.mma_words(*words(cases), model=model).view(np.uint32)
+    assert int((found != [case["d"] for case in cases]).sum()) == wrong
 
 
 def test_model_words() -> None:

@@ -83,6 +83,8 @@ def test_every_field_value(name: str, value: Any, block: tuple[int, int]) -> Non
         for dtype in (np.float16, bfloat16):
             with np.errstate(all="ignore"):
                 judge(SPECIALS.astype(dtype), ar, block, amax)
+    if block == (1, 16) and not ar.row_scaled:
+        judge(-np.abs(ORDINARY[:2]), ar, block)
     if block == (1, 16) and not ar.row_scaled and not ar.four_over_six:
         judge(ties()[::9], ar, block, 2688.0)
         judge(scale_midpoints()[::13], ar, block, 2688.0)
@@ -90,7 +92,11 @@ def test_every_field_value(name: str, value: Any, block: tuple[int, int]) -> Non
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_at_ties_and_scale_midpoints(name: str) -> None:
-    """E2M1-RNE, E4M3-RNE, SCALE-BLOCK: each E4M3 value, each midpoint, one ulp to either side"""
+    """E2M1-RNE, E4M3-RNE, SCALE-BLOCK: each E4M3 value, each midpoint, one ulp to either side
+
+    FAST-MATH, TE-2-14, TE-REFERENCE, PEER-TORCHAO, PEER-MODELOPT, PEER-COMPRESSED-TENSORS, PEER-JAX-NN, PEER-VLLM,
+    PEER-TE-JAX, PEER-FOUROVERSIX: the presets' arithmetic, here and in the tests below.
+    """
     ar = PRESETS[name]
     step = 6 if ar.four_over_six else 1
     judge(ties()[::step], ar, amax=2688.0)
@@ -122,14 +128,36 @@ def test_every_preset_under_any_amax(name: str, amax: float) -> None:
     judge(SPECIALS[:, :16], PRESETS[name], (16, 16), amax)
 
 
+def test_the_scales_of_tiles_one_above_the_other() -> None:
+    """BLOCK-16X16: a tile's byte in each of its 16 rows, or (tiled) the tiles' bytes in turn, 16 times over"""
+    x = decades(64, 32, low=-4, high=4)
+    repeated = nv.quantize(x, block=(16, 16))
+    tiled = nv.quantize(x, block=(16, 16), arithmetic=nv.arithmetic("te", tile_scales="tiled"))
+    tiles = repeated.scales[::16]
+    assert len(np.unique(tiles, axis=0)) == 4
+    same_bits(repeated.scales, np.repeat(tiles, 16, axis=0))
+    same_bits(tiled.scales, np.concatenate([tiles] * 16))
+    same_bits(tiled.packed, repeated.packed)
+    for name in ("te", "te-jax"):
+        judge(x, PRESETS[name], (16, 16))
+
+
+def test_subnormal_blocks_are_zero_blocks_where_subnormals_are_flushed() -> None:
+    """SCALE-ZERO-BLOCK, PEER-TE-JAX: the amax of flushed elements is 0"""
+    x = decades(16, 32, low=-140, high=-124)
+    for flush in (True, False):
+        judge(x, nv.arithmetic("te", flush_subnormals=flush, zero_block_scale=0x38), amax=1e-30)
+
+
 @pytest.mark.parametrize("name", ["te-jax", "jax-nn"])
 @pytest.mark.parametrize("columns", [240, 256])
 def test_nan_from_4096_elements_on(name: str, columns: int) -> None:
     """PEER-TE-JAX, PEER-JAX-NN: the reduction changes with the size"""
     x = random(16, columns)
     x.reshape(-1)[::37] = np.nan
-    judge(x, PRESETS[name], amax=3.0)
-    judge(x, PRESETS[name])
+    for block in BLOCKS:
+        judge(x, PRESETS[name], block, amax=3.0)
+        judge(x, PRESETS[name], block)
 
 
 @pytest.mark.parametrize("name", ["te", "te-reference", "te-2.14", "four-over-six"])
