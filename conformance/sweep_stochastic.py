@@ -65,7 +65,8 @@ def _encode_e2m1(x: Array, words: Array, rule: str = "sm100") -> Array:
     ar = arithmetic("te", stochastic=rule)
     tiles = x.reshape(4, 4, n // 4).transpose(1, 0, 2).reshape(16, n // 4)
     codes = e2m1.round_elements(tiles, ar, words.reshape(4, n // 4))
-    return codes.reshape(4, 4, n // 4).transpose(1, 0, 2).reshape(4, n)
+    by_element: Array = codes.reshape(4, 4, n // 4).transpose(1, 0, 2).reshape(4, n)
+    return by_element
 
 
 def _encode_fallback(x: Array, words: Array) -> Array:
@@ -98,7 +99,8 @@ def _fields_e2m1(words: Array) -> Array:
 
 def _words_e2m1(first: Array, second: Array) -> Array:
     low, high = _bytes(first), _bytes(second)
-    return low[0] | high[0] << np.uint32(8) | low[1] << np.uint32(16) | high[1] << np.uint32(24)
+    words: Array = low[0] | high[0] << np.uint32(8) | low[1] << np.uint32(16) | high[1] << np.uint32(24)
+    return words
 
 
 def _fields_e4m3(words: Array) -> Array:
@@ -107,7 +109,8 @@ def _fields_e4m3(words: Array) -> Array:
 
 
 def _words_e4m3(first: Array, second: Array) -> Array:
-    return first | second << np.uint32(16)
+    words: Array = first | second << np.uint32(16)
+    return words
 
 
 def _fields_fallback(words: Array) -> Array:
@@ -117,7 +120,8 @@ def _fields_fallback(words: Array) -> Array:
 def _words_fallback(first: Array, second: Array) -> Array:
     """Elements 1 and 3 get the complements."""
     full = np.uint32(255)
-    return first | (first ^ full) << np.uint32(8) | second << np.uint32(16) | (second ^ full) << np.uint32(24)
+    words: Array = first | (first ^ full) << np.uint32(8) | second << np.uint32(16) | (second ^ full) << np.uint32(24)
+    return words
 
 
 # ---- the statements ----------------------------------------------------------------------------------------
@@ -136,9 +140,7 @@ def _values(mantissas: int, bias: int, codes: int) -> Array:
 
 
 _E2M1, _E4M3 = _values(2, 1, 8), _values(8, 7, 127)
-_HALF_ULP = np.array(
-    [(v - float(np.nextafter(np.float32(v), np.float32(0)))) / 2 for v in _E2M1[1:].tolist()]
-)
+_HALF_ULP = np.array([(v - float(np.nextafter(np.float32(v), np.float32(0)))) / 2 for v in _E2M1[1:].tolist()])
 
 RULES = {
     "e2m1": Rule(_encode_e2m1, _words_e2m1, _fields_e2m1, 1 << 16, _E2M1, np.zeros(7), 7, 8),
