@@ -53,14 +53,19 @@ def vectors(count: int, size: int = 16, seed: int = 0, spread: int = 40, center:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("normalised", [True, False])
-def test_matrix(size: int, normalised: bool) -> None:
-    """RHT-MATRIX: s_i·(−1)^popcount(i & j)/sqrt(n)"""
+@pytest.mark.parametrize("signs_on", ["input", "output"])
+def test_matrix(size: int, normalised: bool, signs_on: str) -> None:
+    """RHT-MATRIX: s_i·(−1)^popcount(i & j)/sqrt(n); with the fault s_j"""
     mask = int(np.random.default_rng(size).integers(0, 2 ** min(size, 62)))
-    rht = nv.RHT(size=size, sign_mask=mask, normalised=normalised)
+    rht = nv.RHT(size=size, sign_mask=mask, normalised=normalised, signs_on=signs_on)
     entry = float(from_bfloat16(np.array([ENTRY[size]], np.uint16))[0]) if normalised else 1.0
     assert rht.entry == entry
-    expected = [[entry * (-1) ** (bin(i & j).count("1") + (mask >> i & 1)) for j in range(size)] for i in range(size)]
-    same_bits(rht.matrix(), np.array(expected, np.float32))
+    expected = np.empty((size, size), np.float32)
+    for i in range(size):
+        for j in range(size):
+            sign = mask >> (i if signs_on == "input" else j) & 1
+            expected[i, j] = entry * (-1) ** (bin(i & j).count("1") + sign)
+    same_bits(rht.matrix(), expected)
 
 
 def test_defaults_are_transformer_engine_s() -> None:
@@ -116,15 +121,17 @@ def test_every_size_against_rationals(size: int, normalised: bool) -> None:
             same_bits(y[j], np.float32(exact(row, rht, j)))
 
 
-def test_the_two_ways_to_add_sixteen_agree() -> None:
+@pytest.mark.parametrize("signs_on", ["input", "output"])
+def test_the_two_ways_to_add_sixteen_agree(signs_on: str) -> None:
     """RHT-SUM: the butterfly on integers and the plain step, on all kinds of vectors"""
+    rht = nv.RHT(signs_on=signs_on)
     rng = np.random.default_rng(8)
     every = rng.integers(0, 2**16, (500, 16), dtype=np.uint16)
     every[rng.random(500) < 0.6] &= np.uint16(0xBFFF)  # mostly finite
     x = from_bfloat16(np.concatenate([every, bits(vectors(500))])).T.copy()
     with np.errstate(all="ignore"):
-        fast = hadamard.accumulate(x, TE)
-        products = x.astype(np.float64)[:, None] * TE.matrix().astype(np.float64)[:, :, None]
+        fast = hadamard.accumulate(x, rht)
+        products = x.astype(np.float64)[:, None] * rht.matrix().astype(np.float64)[:, :, None]
         same_bits(fast, hadamard.tensor_core_step(products))
 
 
@@ -246,6 +253,7 @@ def test_input_that_bfloat16_holds_may_come_in_any_dtype() -> None:
         (lambda: nv.RHT(sign_mask=-1), ValueError, "sign_mask has 16 bits; got -0x1"),
         (lambda: nv.RHT(sign_mask=NOT_AN_RHT), ValueError, "sign_mask is an integer of 16 bits; got 'te'"),
         (lambda: nv.RHT(size=4), ValueError, "sign_mask has 4 bits; got 0xd7e8: pass one that fits"),
+        (lambda: nv.RHT(signs_on="both"), ValueError, "signs_on is 'input' or 'output'; got 'both'"),
         (lambda: nv.RHT(round_to="float16"), ValueError, "'bfloat16' or 'float32'; got 'float16'"),
         (
             lambda: nv.quantize(random(4, 48).astype(bfloat16), rht=nv.RHT(size=32)),
