@@ -127,6 +127,8 @@ class Arithmetic:
                 value = getattr(self, name)
                 if value is not None and (not isinstance(value, int) or not 0 <= value <= limit):
                     raise ValueError(f"{name} is a {what}, 0..{limit}; got {value!r}")
+        if self.scale_floor is not None and not 0 <= self.scale_floor <= 448:
+            raise ValueError(f"scale_floor is None or a number from 0 to 448; got {self.scale_floor!r}")
         if self.row_scaled and self.global_scale == "none":
             raise ValueError("row_scaled needs a global scale")
 
@@ -321,7 +323,7 @@ def arithmetic(name: str | Arithmetic = "te", /, **changes: Any) -> Arithmetic:
     """
     if isinstance(name, Arithmetic):
         base = name
-    elif name in PRESETS:
+    elif isinstance(name, str) and name in PRESETS:
         base = PRESETS[name]
     else:
         raise ValueError(f"unknown arithmetic {name!r}; the presets are {', '.join(PRESETS)}")

@@ -16,12 +16,11 @@ def as_array(x: Any) -> AnyArray:
     Takes NumPy, torch and JAX arrays and whatever has ``__array__`` or ``__dlpack__``.
     Raises TypeError for anything that is not an array of those dtypes.
     """
-    if type(x).__module__.partition(".")[0] == "torch":
-        x = _from_torch(x)
     if not hasattr(x, "dtype") and not hasattr(x, "__array__") and not hasattr(x, "__dlpack__"):
         raise TypeError(f"expected an array (NumPy, torch, JAX, …); got {type(x).__name__}")
     if not isinstance(x, np.ndarray):
         try:
+            x = _from_torch(x)
             x = np.asarray(x) if hasattr(x, "__array__") else np.from_dlpack(x)
         except Exception as error:
             raise TypeError(f"{type(x).__name__} cannot be read as a NumPy array: {error}") from None
@@ -35,8 +34,8 @@ def as_array(x: Any) -> AnyArray:
 
 
 def _from_torch(x: Any) -> Any:
-    torch = sys.modules["torch"]
-    if not isinstance(x, torch.Tensor):
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(x, torch.Tensor):
         return x
     x = x.detach().cpu()
     if x.dtype == torch.bfloat16:  # NumPy has no bfloat16 of its own to receive it

@@ -7,6 +7,7 @@ and columnwise differ only in the view taken here, and rows are rows of the resu
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -18,14 +19,24 @@ BLOCK = 16
 BLOCKS = ((1, 16), (16, 16))
 
 
+def as_block(block: Any) -> tuple[int, int]:
+    """``block`` as the tuple (1, 16) or (16, 16), whatever sequence it came in; ValueError otherwise."""
+    try:
+        shape = tuple(operator.index(n) for n in block)
+    except TypeError:
+        shape = ()
+    for known in BLOCKS:
+        if shape == known:
+            return known
+    raise ValueError(f"block is (1, 16) or (16, 16); got {block!r}")
+
+
 def as_matrix(x: Any, axis: int, block: tuple[int, int]) -> AnyArray:
     """``x`` as a matrix (R, C) with leading dimensions flattened, checked against the block shape.
 
     Raises TypeError for a wrong dtype and ValueError for a wrong shape, axis or block.
     """
-    x = as_array(x)
-    if tuple(block) not in BLOCKS:
-        raise ValueError(f"block is (1, 16) or (16, 16); got {block!r}")
+    x, block = as_array(x), as_block(block)
     if axis not in (-1, 0):
         raise ValueError(f"axis is -1 (rowwise) or 0 (columnwise: the transpose of a matrix); got {axis!r}")
     if x.ndim < 2:

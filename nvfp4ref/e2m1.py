@@ -45,7 +45,7 @@ NAN_CODE = 7  # cvt.rn.satfinite: NaN becomes +6
 def encode_magnitude(magnitude: F32, rounding: str = "nearest-even") -> U8:
     """Magnitude index 0..7 of non-negative float32; above 6 saturates; NaN gives 0 (the caller decides)."""
     points = ROUNDING[rounding]
-    index = np.greater_equal(magnitude, points[0]).view(np.uint8)
+    index = np.asarray(np.greater_equal(magnitude, points[0])).view(np.uint8)
     reached = np.empty_like(index, np.bool_)
     for point in points[1:]:
         np.greater_equal(magnitude, point, out=reached)

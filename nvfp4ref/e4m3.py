@@ -80,7 +80,8 @@ def encode_stochastic(x: ArrayLike, rbits: ArrayLike) -> U8:
     mirrored = reverse_halves(words)
     low, high = np.uint32(0xFFFF), np.uint32(16)
     fields = np.stack([words & low, mirrored & low, words >> high, mirrored >> high], axis=-1)
-    magnitude = np.fmin(np.abs(values), np.float32(512))
+    magnitude = np.abs(values)
+    magnitude = np.where(magnitude < 512, magnitude, np.float32(512))
     code = np.minimum(((code_units(magnitude) >> np.uint32(4)) + fields) >> np.uint32(16), np.uint32(0x7E))
     byte: U8 = code.astype(np.uint8) | np.signbit(values).view(np.uint8) * np.uint8(0x80)
     byte[np.isnan(values)] = NAN_BYTE

@@ -13,7 +13,7 @@ import numpy as np
 from . import e2m1, e4m3
 from .arithmetic import Arithmetic
 from .fp32 import F32, FLT_MAX, U8, AnyArray
-from .scaling import ONE, GlobalScale, minimum
+from .scaling import ONE, GlobalScale, minimum, round_scale
 
 
 class Candidate(NamedTuple):
@@ -26,10 +26,10 @@ class Candidate(NamedTuple):
     codes: U8
 
 
-def candidate(x: F32, base: F32, factor: float, g: GlobalScale, ar: Arithmetic) -> Candidate:
+def candidate(x: F32, a: F32, base: F32, factor: float, g: GlobalScale, ar: Arithmetic) -> Candidate:
     """The blocks of tiles ``x`` mapped with block scale base·factor (FOUR-OVER-SIX-SCALE)."""
     s = minimum(base * np.float32(factor), e4m3.MAX, ar.block_scale_nan)
-    byte = e4m3.encode(s, nan_byte=ar.scale_nan_byte)
+    byte = round_scale(s, a, g, ar)
     e = ONE / (e4m3.VALUES[byte] * g.decode)
     if ar.encode_max != "none":
         e = minimum(e, FLT_MAX, ar.encode_nan)
@@ -96,7 +96,7 @@ def choose(
 ) -> tuple[Candidate, F32, F32]:
     """The chosen candidate and both errors (err4, err6); 4 only where err4 < err6 (FOUR-OVER-SIX-SELECT)."""
     base = (a / np.float32(6)) * g.encode
-    four, six = candidate(x, base, 1.5, g, ar), candidate(x, base, 1, g, ar)
+    four, six = candidate(x, a, base, 1.5, g, ar), candidate(x, a, base, 1, g, ar)
     sum_up = block_sum if ar.four_over_six_sum == "sequential" else torch_row_sum
     err4, err6 = (sum_up(element_error(x, c, amax, g, ar), block) for c in (four, six))
     pick4 = err4 < err6

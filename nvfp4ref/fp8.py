@@ -52,8 +52,8 @@ def quantize(x: Any, *, tile: tuple[int, int] = (1, TILE)) -> FP8Tensor:
     rows, columns = values.shape
     down, across = -(-rows // tile[0]), -(-columns // TILE)
     padded = np.zeros((down * tile[0], across * TILE), np.float32)
-    padded[:rows, :columns] = np.abs(values)
-    amax = np.fmax.reduce(padded.reshape(down, tile[0], across, TILE), axis=(1, 3))
+    padded[:rows, :columns] = np.where(np.isnan(values), np.float32(0), np.abs(values))
+    amax = np.maximum.reduce(padded.reshape(down, tile[0], across, TILE), axis=(1, 3))
     with np.errstate(all="ignore"):
         scale: F32 = np.where(amax > 0, np.fmin(e4m3.MAX / amax, FLT_MAX), np.float32(1))
         spread = np.repeat(np.repeat(scale, tile[0], axis=0), TILE, axis=1)[:rows, :columns]

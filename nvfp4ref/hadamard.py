@@ -43,8 +43,10 @@ class RHT:
     signs_on: str = "input"
 
     def __post_init__(self) -> None:
-        if self.size not in (2, 4, 8, 16, 32, 64, 128, 256):
+        if not isinstance(self.size, int) or self.size not in (2, 4, 8, 16, 32, 64, 128, 256):
             raise ValueError(f"RHT size is a power of two from 2 to 256; got {self.size!r}")
+        if not isinstance(self.sign_mask, int):
+            raise ValueError(f"sign_mask is an integer of {self.size} bits; got {self.sign_mask!r}")
         if not 0 <= self.sign_mask < 2**self.size:
             raise ValueError(f"sign_mask has {self.size} bits; got {self.sign_mask:#x}: pass one that fits the size")
         if self.signs_on not in ("input", "output"):

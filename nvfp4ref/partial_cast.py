@@ -71,13 +71,21 @@ def partial_cast(
         out: packed codes to write into, zeros when None.
     """
     values, row, column = _range(x, start, shape)
+    tiles, scale = (-(-shape[0] // TILE), -(-shape[1] // TILE)), np.asarray(scale)
+    if shape[1] % 2 or scale.shape != tiles:
+        raise ValueError(
+            f"shape {shape} needs an even number of columns and scales of shape {tiles}; got {scale.shape}"
+        )
+    packed = shape[0], shape[1] // 2
+    if out is not None and out.shape != packed:
+        raise ValueError(f"codes of shape {shape} are packed in shape {packed}; got out of shape {out.shape}")
     s = np.asarray(global_scale, np.float32)
     d = e4m3.VALUES[e4m3.encode(scale)]
     with np.errstate(all="ignore"):
         decode = ONE / np.where(s > 0, s, ONE)
         e = np.fmin(np.where(d > 0, ONE / (d * decode), FLT_MAX), FLT_MAX)
         y = values * e[row // TILE, column // TILE]
-    codes = e2m1.unpack(np.zeros((shape[0], shape[1] // 2), np.uint8) if out is None else out)
+    codes = e2m1.unpack(np.zeros(packed, np.uint8) if out is None else out)
     codes[row, column] = e2m1.encode(y)
     return e2m1.pack(codes)
 

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from . import blocks, e2m1, e4m3, four_over_six, hadamard, layout, scaling
 from .arithmetic import Arithmetic
+from .arrays import as_array
 from .fp32 import F32, U8, AnyArray, bfloat16, canonical_nan, require_subnormals, to_bfloat16, to_float16
 from .hadamard import RHT
 from .scaling import GlobalScale
@@ -97,10 +98,10 @@ def quantize(
         AMAX-*, SCALE-*, ELEMENT-SCALE, E2M1-*, SR-*, STREAM-* of docs/spec.md.
     """
     require_subnormals()
-    ar = _named(arithmetic)
+    ar, x, block = _named(arithmetic), as_array(x), blocks.as_block(block)
     _check_options(ar, block, rounding, rbits, rht, threads)
     matrix = blocks.as_matrix(x, axis, block)
-    shape = np.shape(x) if axis == -1 else matrix.shape[::-1]
+    shape = x.shape if axis == -1 else matrix.shape[::-1]
     job = prepare(matrix, block, axis, rht, amax, ar)
     if rounding == "stochastic":
         job = job._replace(random=random_tiles(rbits, matrix, axis, block, rht is not None, ar))
@@ -149,7 +150,7 @@ def _check_options(ar: Arithmetic, block: tuple[int, int], rounding: str, rbits:
             raise ValueError("4over6 does not go with stochastic rounding, as in Transformer Engine")
     if rht is not None and not isinstance(rht, RHT):
         raise TypeError(f"rht is an nvfp4ref.RHT or None; got {type(rht).__name__}")
-    if not isinstance(threads, int) or threads < 1:
+    if not isinstance(threads, (int, np.integer)) or threads < 1:
         raise ValueError(f"threads is a positive integer; got {threads!r}")
     if ar.row_scaled and (block == (16, 16) or rht is not None):
         raise ValueError("row-scaled amax goes with 1x16 blocks and no Hadamard transform, as in Transformer Engine")
@@ -196,7 +197,7 @@ def _given_amax(amax: ArrayLike, rows: int, ar: Arithmetic) -> F32:
     value = np.asarray(amax)
     if value.dtype.kind not in "fiu" and value.dtype != bfloat16:
         raise TypeError(f"amax is a float32 number or array; got {type(amax).__name__} of dtype {value.dtype}")
-    with np.errstate(over="ignore"):
+    with np.errstate(all="ignore"):
         value = value.astype(np.float32)
     wanted = (rows,) if ar.row_scaled else ()
     if value.size != (rows if ar.row_scaled else 1):

@@ -237,7 +237,9 @@ def tile_amax(tile: Sequence[Sequence[float]], s: float, nan: str, ar: Arithmeti
         if ar.block_amax == "signed":
             row = [x if math.isnan(x) else max(x, 0.0) for x in row]
         largest.append(amax(row, nan))
-    return amax(largest, nan) if len(largest) > 1 else largest[0]
+    if len(largest) == 1:
+        return largest[0]
+    return max(largest) if nan == "tree" else amax(largest, nan)
 
 
 # -- scales, rules SCALE-* ------------------------------------------------------------------------------
@@ -357,7 +359,7 @@ def candidate(
     """Scale byte, scaled elements and codes of a block mapped to 6 (factor 1) or 4 (factor 1.5)."""
     base = mul(div(a, 6.0), s)
     limit = fmin if ar.block_scale_nan == "drop" else min_nan
-    byte = e4m3_encode(limit(mul(base, factor), 448.0), ar)
+    byte = scale_byte(limit(mul(base, factor), 448.0), a, s, ar)
     e = div(1.0, mul(e4m3_decode(byte), d))
     if ar.encode_max != "none":
         e = (fmin if ar.encode_nan == "drop" else min_nan)(e, FLT_MAX)

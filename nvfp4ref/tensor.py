@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from . import e2m1, e4m3, layout
 from .arithmetic import Arithmetic, arithmetic
-from .blocks import BLOCKS
+from .blocks import as_block
 from .fp32 import F32, U8, AnyArray
 
 
@@ -72,7 +72,7 @@ class NVFP4Tensor:
         Raises:
             TypeError: a wrong dtype.  ValueError: shapes that do not belong together, unknown layout.
         """
-        return cls(*_checked(packed, scales, amax, block, layout), block, _named(arithmetic))
+        return cls(*_checked(packed, scales, amax, layout), as_block(block), _named(arithmetic))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -118,12 +118,8 @@ def _named(value: str | Arithmetic) -> Arithmetic:
     return value if isinstance(value, Arithmetic) else arithmetic(value)
 
 
-def _checked(
-    packed: ArrayLike, scales: ArrayLike, amax: ArrayLike, block: tuple[int, int], layout_name: str
-) -> tuple[U8, U8, F32]:
+def _checked(packed: ArrayLike, scales: ArrayLike, amax: ArrayLike, layout_name: str) -> tuple[U8, U8, F32]:
     packed, scales, amax = (np.asarray(a) for a in (packed, scales, amax))
-    if tuple(block) not in BLOCKS:
-        raise ValueError(f"block is (1, 16) or (16, 16); got {block!r}")
     if packed.dtype != np.uint8:
         raise TypeError(f"packed codes are uint8, two a byte; got dtype {packed.dtype}")
     if scales.dtype.itemsize != 1:
@@ -133,7 +129,7 @@ def _checked(
     rows, columns = int(np.prod(packed.shape[:-1])), packed.shape[-1] // 8
     compact = (*packed.shape[:-1], columns)
     scales = _compact_scales(scales.view(np.uint8), rows, columns, layout_name)
-    if scales.size != rows * columns:
+    if scales.shape not in (compact, (rows, columns)):
         raise ValueError(f"packed codes of shape {packed.shape} need scales of shape {compact}; got {scales.shape}")
     if amax.dtype != np.float32:
         raise TypeError(f"amax is float32; got dtype {amax.dtype}")
