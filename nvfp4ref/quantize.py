@@ -21,7 +21,7 @@ from .scaling import GlobalScale
 from .streams import Philox
 from .tensor import NVFP4Tensor, Steps, _named, as_tensor, rows_of
 
-SLAB = 2**16  # elements worked on at a time
+SLAB = 2**17  # elements worked on at a time
 XLA_TREE = 4096  # elements from which XLA's CPU backend (jaxlib 0.10.2) reduces by a tree
 
 

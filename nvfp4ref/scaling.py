@@ -181,11 +181,16 @@ _MULTIPLIER: dict[str, Callable[[Arithmetic, F32, GlobalScale], F32]] = {
 DIVISORS = ("divide-by-product", "divide-by-quotient")
 
 
+_BYTES = np.arange(256, dtype=np.uint8)
+
+
 def encode_scale(code: U8, s: F32, g: GlobalScale, ar: Arithmetic) -> F32:
     """What each element of a block is multiplied by, or divided by for the two divisor forms.
 
     te (rule SCALE-ENCODE): e = fmin(fl(1/fl(d·D)), FLT_MAX); d = 0 gives FLT_MAX.
     """
+    if code.size > 1024 and g.encode.ndim == 0 and ar.encode_scale != "unrounded-block-scale":
+        return encode_scale(_BYTES, s, g, ar)[code]  # one value a byte
     d = s if ar.encode_scale == "unrounded-block-scale" else e4m3.VALUES[code]
     e = _MULTIPLIER[ar.encode_scale](ar, d, g)
     if ar.encode_ulp:
