@@ -6,6 +6,7 @@ print(report)
 """
 
 from conformance.compare import Report, check
+from conformance.diagnose import Deviation, diagnose
 from conformance.explain import diff, explain
 
-__all__ = ["Report", "check", "diff", "explain"]
+__all__ = ["Deviation", "Report", "check", "diagnose", "diff", "explain"]

@@ -134,10 +134,31 @@ def _checked(path: str, options: argparse.Namespace) -> Iterator[Report]:
                 print(f"{label}: {one}", flush=True)
             if one.verdict == NOT_JUDGED:
                 _complain(f"{label}: {one.error}")
+            if one.ambiguous and options.suggest_input:
+                _suggest(dump, options)
             yield one
     except ValueError as error:
         _complain(str(error))
         yield Report(NOT_JUDGED, error=str(error), arithmetic=options.arithmetic or "te")
+
+
+def _suggest(dump: Dump, options: argparse.Namespace) -> None:
+    """Write an input on which the explanations of this dump differ, and say so."""
+    from conformance.diagnose import diagnosis
+    from conformance.suggest import suggest_input
+
+    suggestion = suggest_input(dump, diagnosis(dump, options.arithmetic))
+    if suggestion is None:
+        _complain("no input was found that tells the explanations apart")
+        return
+    save_tensor(options.suggest_input, suggestion.x)
+    _complain(f"{options.suggest_input}: quantize this and check the dump of it; it tells the explanations apart")
+
+
+def _lint(options: argparse.Namespace) -> int:
+    from conformance.lint import main_lint
+
+    return main_lint(options)
 
 
 def _explain(options: argparse.Namespace) -> int:
@@ -319,7 +340,18 @@ def _add_checks(commands: Any) -> None:
     one.add_argument("dumps", metavar="DUMP", nargs="+")
     one.add_argument("--arithmetic", metavar="NAME", help="default: what the dump says, else te")
     one.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    one.add_argument(
+        "--suggest-input", metavar="FILE", help="where several explanations fit, write an input that tells them apart"
+    )
     one.set_defaults(run=_check)
+
+    lint = commands.add_parser(
+        "lint", help="faults of a checkpoint that show without its input; exit 0 none, 1 some, 2 not judged"
+    )
+    lint.add_argument("checkpoint", metavar="CHECKPOINT", nargs="+", help=".safetensors, a folder of them, or an index")
+    lint.add_argument("--original", metavar="PATH", help="the weights before quantization, under the same names")
+    lint.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    lint.set_defaults(run=_lint)
 
     element = commands.add_parser("explain", help="every intermediate of one element")
     element.add_argument("dump", metavar="DUMP")

@@ -120,7 +120,11 @@ class Arithmetic:
             value = getattr(self, name)
             if not any(value is choice or (type(value) is type(choice) and value == choice) for choice in choices):
                 raise ValueError(f"{name} is one of {', '.join(map(repr, choices))}; got {value!r}")
-        if not 0.5 <= self.headroom <= 1:
+        if (
+            isinstance(self.headroom, bool)
+            or not isinstance(self.headroom, (int, float))
+            or not 0.5 <= self.headroom <= 1
+        ):
             raise ValueError(f"headroom is a factor from 0.5 to 1 (1 or 16/17); got {self.headroom!r}")
         for names, limit, what in ((_BYTES, 255, "byte"), (_CODES, 15, "code")):
             for name in names:

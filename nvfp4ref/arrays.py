@@ -20,7 +20,7 @@ def as_array(x: Any) -> AnyArray:
         raise TypeError(f"expected an array (NumPy, torch, JAX, …); got {type(x).__name__}")
     if not isinstance(x, np.ndarray):
         try:
-            x = _from_torch(x)
+            x = from_torch(x)
             x = np.asarray(x) if hasattr(x, "__array__") else np.from_dlpack(x)
         except Exception as error:
             raise TypeError(f"{type(x).__name__} cannot be read as a NumPy array: {error}") from None
@@ -33,13 +33,16 @@ def as_array(x: Any) -> AnyArray:
     return np.asarray(x)  # a masked or matrix subclass would change the arithmetic
 
 
-def _from_torch(x: Any) -> Any:
+def from_torch(x: Any) -> Any:
+    """A torch tensor as a NumPy array, bfloat16 and one-byte floats by their bits; anything else as it is."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(x, torch.Tensor):
         return x
     x = x.detach().cpu()
     if x.dtype == torch.bfloat16:  # NumPy has no bfloat16 of its own to receive it
         return x.contiguous().view(torch.int16).numpy().view(bfloat16)
+    if x.is_floating_point() and x.element_size() == 1:  # block scales, say
+        return x.contiguous().view(torch.uint8).numpy()
     return x.numpy()
 
 

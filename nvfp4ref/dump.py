@@ -36,7 +36,7 @@ import ml_dtypes
 import numpy as np
 
 from .arithmetic import Arithmetic, arithmetic
-from .arrays import narrow
+from .arrays import from_torch, narrow
 from .container import (
     Archive,
     Array,
@@ -285,7 +285,7 @@ def _array(name: str, value: Any, declared: str) -> Array | None:
     if value is None:
         return None
     with foreign(f"{name} is not an array"):
-        array = native(np.asarray(value))
+        array = native(np.asarray(from_torch(value)))
     array = _bfloat16(array, declared)
     if name.startswith("scales") and array.dtype == ml_dtypes.float8_e4m3fn:
         array = array.view(np.uint8)
@@ -593,7 +593,7 @@ def from_tensor(q: NVFP4Tensor | None, x: Any = None, *, columnwise: NVFP4Tensor
         fields["amax" + side] = tensor.amax
     if x is not None:
         with foreign("x is not an array"):
-            array = np.asarray(x)
+            array = np.asarray(from_torch(x))
         fields["x"] = rows_of(array) if array.ndim > 2 else array
     return Dump(**fields)
 

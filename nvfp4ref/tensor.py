@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from . import e2m1, e4m3, layout
 from .arithmetic import Arithmetic, arithmetic
+from .arrays import from_torch
 from .blocks import as_block
 from .fp32 import F32, U8, AnyArray
 
@@ -119,7 +120,7 @@ def _named(value: str | Arithmetic) -> Arithmetic:
 
 
 def _checked(packed: ArrayLike, scales: ArrayLike, amax: ArrayLike, layout_name: str) -> tuple[U8, U8, F32]:
-    packed, scales, amax = (np.asarray(a) for a in (packed, scales, amax))
+    packed, scales, amax = (np.asarray(from_torch(a)) for a in (packed, scales, amax))
     if packed.dtype != np.uint8:
         raise TypeError(f"packed codes are uint8, two a byte; got dtype {packed.dtype}")
     if scales.dtype.itemsize != 1:

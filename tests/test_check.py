@@ -88,7 +88,10 @@ def test_json_has_exactly_the_documented_keys() -> None:
         found = check(dump).to_json()
         assert set(found) == KEYS
         assert all(set(one) == {"compared", "different", "first"} for one in found["outputs"].values())
-        assert found["deviations"] == [] and found["ambiguous"] is False
+        named = [one["id"] for one in found["deviations"]]
+        assert named == (["packing.high-nibble-first"] if found["verdict"] == "differs" else [])
+        assert all({"id", "explains", "remaining", "exact", "arithmetic"} <= set(one) for one in found["deviations"])
+        assert found["ambiguous"] is False
 
 
 # ---- one planted fault for each stage ----------------------------------------------------------------------
@@ -248,7 +251,7 @@ def test_the_first_stage_is_reported_when_the_directions_depart_differently() ->
     scales = dump.scales_t.copy()  # type: ignore[union-attr]
     scales[0, 0] += 1
     report = check(dataclasses.replace(dump, packed=packed, scales_t=scales))
-    assert report.stage == "block-scale" and len(report.sentences) == 2
+    assert report.stage == "block-scale" and len(report.sentences) >= 2
     assert STAGES.index("block-scale") < STAGES.index("packing")
 
 

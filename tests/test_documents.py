@@ -63,8 +63,10 @@ def test_links_lead_somewhere(path: Path) -> None:
             continue
         document = path.parent / file if file else path
         assert document.exists(), f"{path.name} links to {target}"
-        headings = re.findall(r"^#+ +(.*)$", document.read_text(encoding="utf-8"), re.MULTILINE)
+        there = document.read_text(encoding="utf-8")
+        headings = re.findall(r"^#+ +(.*)$", there, re.MULTILINE)
         anchors = [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
+        anchors += re.findall(r'<a (?:id|name)="([^"]+)"', there)
         assert not anchor or anchor in anchors, f"{path.name} links to {target}"
 
 
