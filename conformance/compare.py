@@ -153,7 +153,7 @@ def _judge(side: Side) -> _Judged:
     error = None
     try:
         counts["packed"] = count_codes(side.found("packed"), side.expected.packed)
-    except ValueError as reason:  # no random words, say: the scales do not depend on them
+    except (ValueError, TypeError) as reason:  # no random words, say, or of another kind: scales do not need them
         error = f"codes of the {side.direction} output were not judged: {reason}"
         side = nearest
     finding = stage.find(side, counts)
