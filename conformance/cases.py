@@ -20,6 +20,7 @@ import ml_dtypes
 import numpy as np
 
 import nvfp4ref as nv
+from conformance import cases_extra
 from nvfp4hw.backends.base import Case
 
 Array = np.ndarray[Any, Any]
@@ -786,3 +787,4 @@ def cases(suite: str = "quick") -> Iterator[Case]:
         raise ValueError(f"suite is one of {', '.join(SUITES)}; got {suite!r}")
     for part in (_codecs, _plain, _given_amax, _row_scaled, _four_over_six, _hadamard):
         yield from part(suite)
+    yield from cases_extra.cases()

@@ -19,7 +19,7 @@ import numpy as np
 
 import nvfp4ref as nv
 from conformance import report as reports
-from conformance.compare import NOT_JUDGED, Report, check
+from conformance.compare import CONFORMS, NOT_JUDGED, Report, check
 from conformance.explain import diff, explain
 from nvfp4ref.container import save_tensor
 from nvfp4ref.dump import Dump, from_tensor, iter_dumps, load_tensor, save_dump
@@ -134,25 +134,44 @@ def _checked(path: str, options: argparse.Namespace) -> Iterator[Report]:
                 print(f"{label}: {one}", flush=True)
             if one.verdict == NOT_JUDGED:
                 _complain(f"{label}: {one.error}")
-            if one.ambiguous and options.suggest_input:
-                _suggest(dump, options)
+            if one.verdict == CONFORMS and options.undecided:
+                print(f"{label}: {_undecided(dump, options)}", file=sys.stderr if options.json else None, flush=True)
+            if options.suggest_input and dump.d is None and (one.ambiguous or one.verdict == CONFORMS):
+                _suggest(dump, one, options)
             yield one
     except ValueError as error:
         _complain(str(error))
         yield Report(NOT_JUDGED, error=str(error), arithmetic=options.arithmetic or "te")
 
 
-def _suggest(dump: Dump, options: argparse.Namespace) -> None:
-    """Write an input on which the explanations of this dump differ, and say so."""
+def _undecided(dump: Dump, options: argparse.Namespace) -> str:
+    """What a dump that conforms cannot exclude, in a sentence."""
+    from conformance.undecided import undecided
+
+    if dump.d is not None:
+        return "a GEMM: what it cannot exclude is not asked"
+    hidden = undecided(dump, options.arithmetic)
+    if not hidden:
+        return "every known deviation would have shown on this input"
+    return f"{len(hidden)} known deviations would have given the same bytes on this input: {', '.join(hidden)}"
+
+
+def _suggest(dump: Dump, found: Report, options: argparse.Namespace) -> None:
+    """Write an input on which explanations of this dump differ, or deviations show, and say what it separates."""
     from conformance.diagnose import diagnosis
     from conformance.suggest import suggest_input
+    from conformance.undecided import revealing
 
+    if found.verdict == CONFORMS:
+        save_tensor(options.suggest_input, revealing(dump))
+        _complain(f"{options.suggest_input}: quantize this and check the dump of it; known deviations show on it")
+        return
     suggestion = suggest_input(dump, diagnosis(dump, options.arithmetic))
     if suggestion is None:
         _complain("no input was found that tells the explanations apart")
         return
     save_tensor(options.suggest_input, suggestion.x)
-    _complain(f"{options.suggest_input}: quantize this and check the dump of it; it tells the explanations apart")
+    print(f"nvfp4: {options.suggest_input}: {suggestion}", file=sys.stderr)
 
 
 def _lint(options: argparse.Namespace) -> int:
@@ -341,7 +360,12 @@ def _add_checks(commands: Any) -> None:
     one.add_argument("--arithmetic", metavar="NAME", help="default: what the dump says, else te")
     one.add_argument("--json", action="store_true", help="one JSON object on stdout")
     one.add_argument(
-        "--suggest-input", metavar="FILE", help="where several explanations fit, write an input that tells them apart"
+        "--suggest-input",
+        metavar="FILE",
+        help="where several explanations fit, or none is needed, write an input that tells them apart",
+    )
+    one.add_argument(
+        "--undecided", action="store_true", help="of a dump that conforms, say which deviations its input would hide"
     )
     one.set_defaults(run=_check)
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import nvfp4ref as nv
-from conformance import stage
 from conformance.count import Array, Count, count, count_amax, count_codes
 from conformance.gemm_check import GemmReport, check_gemm
 from conformance.side import Side
@@ -24,7 +23,7 @@ class Report:
     Attributes:
         verdict: "conforms", "differs" or "not-judged".
         outputs: counts by output: "packed" (by code), "scales", "amax", "global_scale", and "…_t" columnwise.
-        stage: the first stage that departs (conformance.stage.STAGES), None when none does.
+        stage: the first stage that departs (conformance.deviations.STAGES), None when none does.
         sentences: what a person can act on, one for each direction that departs.
         error: why nothing, or not all, could be judged; None otherwise.
         arithmetic: the name of the arithmetic that it was held against.
@@ -91,27 +90,38 @@ def check(dump: Dump, arithmetic: str | nv.Arithmetic | None = None) -> Report:
     sides = [Side(dump, suffix, resolved) for suffix in present]
     if dump.x is None:
         return _without_input(sides, resolved)
-    report = _combined([_judge(side) for side in sides], resolved)
-    return _named(report, sides) if report.verdict == DIFFERS else report
+    judged = [_judge(side) for side in sides]
+    report = _combined(judged, resolved)
+    computed = [side for side, one in zip(sides, judged, strict=True) if one.outputs]
+    return _named(report, computed) if computed and report.verdict != CONFORMS else report
 
 
 def _named(report: Report, sides: list[Side]) -> Report:
-    """A report of differences with the known deviations that explain them, where the sides can be diagnosed."""
+    """A report with the first stage that departs and the known deviations that explain it."""
     from conformance.diagnose import of_sides  # what nobody needs while everything conforms
 
-    try:
-        found = of_sides(sides)
-    except ValueError:  # a side that cannot be recomputed as declared; the report says why
-        return report
+    found = of_sides(sides)
     if found.stage is None:
-        return report
+        return _misshapen(report, sides)
     return replace(
         report,
+        verdict=DIFFERS,
         deviations=found.deviations,
         ambiguous=found.ambiguous,
-        stage=found.stage if report.stage in (None, "unknown") else report.stage,
-        sentences=(*report.sentences, *found.sentences),
+        stage=found.stage,
+        sentences=found.sentences,
     )
+
+
+def _misshapen(report: Report, sides: list[Side]) -> Report:
+    """A report whose only difference is the shape of the stored scales: diagnosis reads them all the same."""
+    said = [
+        f"every byte is right, but scales{side.suffix} have shape {side.found('scales').shape} where the dump declares "
+        f"{side.dump.scale_layout} ones: store (R, K/16), here {(side.shape[0], side.shape[1] // 16)}, not flat"
+        for side in sides
+        if side.declared_scales is None
+    ]
+    return replace(report, stage="layout", sentences=tuple(said)) if said else report
 
 
 def _of_gemm(found: GemmReport, arithmetic: nv.Arithmetic) -> Report:
@@ -134,12 +144,10 @@ def _of_gemm(found: GemmReport, arithmetic: nv.Arithmetic) -> Report:
 # ---- with the input ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Judged:
-    """One direction judged: counts by full output name, the finding, and what could not be judged."""
+class _Judged(NamedTuple):
+    """One direction judged: counts by full output name, and what could not be judged."""
 
     outputs: dict[str, Count]
-    finding: stage.Finding | None = None
     error: str | None = None
 
 
@@ -148,16 +156,14 @@ def _judge(side: Side) -> _Judged:
     try:
         nearest.expected  # noqa: B018 - the declaration may not go together, or not with this input
     except ValueError as reason:
-        return _Judged({}, error=f"the {side.direction} output cannot be recomputed: {reason}")
+        return _Judged({}, f"the {side.direction} output cannot be recomputed: {reason}")
     counts = {**_amaxes(side), "scales": _scales(nearest)}
     error = None
     try:
         counts["packed"] = count_codes(side.found("packed"), side.expected.packed)
     except (ValueError, TypeError) as reason:  # no random words, say, or of another kind: scales do not need them
         error = f"codes of the {side.direction} output were not judged: {reason}"
-        side = nearest
-    finding = stage.find(side, counts)
-    return _Judged({name + side.suffix: one for name, one in counts.items()}, finding, error)
+    return _Judged({name + side.suffix: one for name, one in counts.items()}, error)
 
 
 def _amaxes(side: Side) -> dict[str, Count]:
@@ -171,34 +177,22 @@ def _amaxes(side: Side) -> dict[str, Count]:
 
 
 def _scales(side: Side) -> Count:
-    declared = side.declared_scales
-    return count(side.found("scales") if declared is None else declared, side.expected.scales)
+    declared, expected = side.declared_scales, side.expected.scales
+    if declared is None:  # not readable as declared: then nothing agrees
+        stored = side.found("scales")
+        what = f"shape {stored.shape}, no {side.dump.scale_layout} layout"
+        return Count(expected.size, expected.size, [0, 0], what, f"{side.dump.scale_layout} ones of {expected.shape}")
+    return count(declared, expected)
 
 
 def _combined(judged: list[_Judged], arithmetic: nv.Arithmetic) -> Report:
     outputs = {name: count for one in judged for name, count in one.outputs.items()}
-    findings = _agreed([one.finding for one in judged if one.finding is not None])
     errors = [one.error for one in judged if one.error is not None]
     differs = any(count.different for count in outputs.values())
     verdict = DIFFERS if differs else NOT_JUDGED if errors else CONFORMS
-    first = min(findings, key=lambda finding: stage.STAGES.index(finding.stage), default=None)
     return Report(
-        verdict,
-        outputs,
-        first.stage if first else None,
-        tuple(dict.fromkeys(finding.sentence for finding in findings)),
-        "; ".join(errors) or None,
-        arithmetic.name,
+        verdict, outputs, "unknown" if differs else None, (), "; ".join(errors) or None, arithmetic.name
     )
-
-
-def _agreed(findings: list[stage.Finding]) -> list[stage.Finding]:
-    """Findings of both directions; where single changes explain both, those alone: one producer made both."""
-    if len(findings) < 2:
-        return findings
-    common = [change for change in findings[0].changes if change in findings[1].changes]
-    both = stage.explained(common)
-    return findings if both is None else [both]
 
 
 # ---- without it --------------------------------------------------------------------------------------------

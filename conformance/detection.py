@@ -15,8 +15,8 @@ import nvfp4ref as nv
 from conformance import plant, suggest
 from conformance.deviations import DEVIATIONS, Entry, changes
 from conformance.diagnose import Diagnosis, diagnosis
-from conformance.evidence import Evidence
 from conformance.model import Change, as_text
+from conformance.observed import Evidence
 from conformance.search import differences
 from conformance.side import Side
 from nvfp4hw.backends.base import Case

@@ -15,8 +15,8 @@ import numpy as np
 import nvfp4ref as nv
 from conformance import plant, suggest
 from conformance.deviations import DEVIATIONS, Entry
-from conformance.evidence import Array, Evidence
 from conformance.model import as_text
+from conformance.observed import Array, Evidence
 from conformance.side import Side
 from nvfp4hw.backends.base import Case
 from nvfp4ref import blocks
@@ -40,6 +40,58 @@ tile. A is the tensor amax, a the block amax, fl one float32 rounding, g = fl(A/
 declares: on normal bfloat16 data, and on the suite's tensor of boundary cases (float32, or bfloat16 where the transform
 needs it). A deviation that only moves ties costs nothing on average and breaks bit-exactness all the same; one of
 layout or packing makes garbage of the tensor. "—": no output of that tensor changes.
+"""
+
+_GEMM = """
+# Matrix products
+
+What `nvfp4 check` says of a dump of a GEMM (`a.*`, `b.*`, `d`). The baseline is `nvfp4ref.matmul`: [the guide](gemm.md)
+gives every step. Several of these may hold together; their ids are then joined by `+`. On data whose sums are exact in
+the tensor core's window (GEMM-EXACT-BOUND) none of the first and third kind changes a bit.
+
+<a id="gemm.model"></a>
+
+## gemm.model.NAME
+
+The words of 64 products were summed by another model than `blackwell`: `blackwell-snapshot` (groups whose products are
+all zero raise the window's top too), `window39-k4` and `window39-k16` (a window of 39 bits, in steps of 4 or 16
+products), `group64` (one group of 64), `exact` (one rounding of the exact sum), `fp32` (float32 additions in order).
+
+* **Who:** `exact` is what float64 simulations compute, `fp32` what a dequantize-and-multiply reference does; the others
+  are published candidates for Blackwell's accumulator.
+* **In a dump:** results differ by an ulp or two of the accumulator, most where large groups cancel.
+* **Fix:** nothing, where the device is no Blackwell; else compare with the model that its words show, and report them.
+
+<a id="gemm.alpha"></a>
+
+## gemm.alpha.FORM
+
+The two tensor scales were joined in another order: `pytorch` is fl(fl(fl(alpha·A_a)·A_b)·fl(1/(36·max_a·max_b))),
+`grouped` the same with 448 built in, `jax` fl(alpha·fl(fl(A_a/2688)·fl(A_b/2688))), `none` alpha alone.
+
+* **Who:** Transformer Engine's PyTorch, grouped and JAX sides; `none`: a consumer that applies the amaxes later.
+* **In a dump:** all results are off by one common factor, of one or two ulp; with `none` by amax·amax/7225344.
+* **Fix:** declare the framework's order (`alpha_form`), or apply it.
+
+<a id="gemm.split-k"></a>
+
+## gemm.split-k.N
+
+K was cut into N parts, accumulated apart and added in float32.
+
+* **Who:** cuBLASLt's split-K heuristics, for small M·N and large K.
+* **In a dump:** results differ by an ulp or two, none where the sums are exact.
+* **Fix:** choose an algorithm without split-K where bits must repeat.
+
+<a id="gemm.unfused-c"></a>
+
+## gemm.unfused-c
+
+alpha·accumulator was rounded before beta·c was added, where one fused multiply-add is expected.
+
+* **Who:** epilogues that convert to the output type and then add, as an accumulating weight gradient in two kernels.
+* **In a dump:** differences only where c is not zero, mostly of one ulp.
+* **Fix:** give c and beta to the GEMM.
 """
 
 
@@ -121,7 +173,7 @@ def _target(right: Dump, suffix: str) -> Array:
 
 def page() -> str:
     """The whole of docs/deviations.md."""
-    return "\n".join([_HEAD, *_index(), *(line for entry in DEVIATIONS.values() for line in _section(entry))]) + "\n"
+    return "\n".join([_HEAD, *_index(), *(line for entry in DEVIATIONS.values() for line in _section(entry)), _GEMM])
 
 
 def _index() -> Iterator[str]:

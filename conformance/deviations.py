@@ -18,6 +18,20 @@ from typing import Any
 import nvfp4ref as nv
 from conformance.model import Change
 
+#: The stages of a quantization, in the order in which a departure is looked for.
+STAGES = (
+    "amax",
+    "global-scale",
+    "block-scale",
+    "encode-scale",
+    "rounding",
+    "packing",
+    "layout",
+    "transform",
+    "random-bits",
+    "unknown",
+)
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -25,7 +39,7 @@ class Entry:
 
     Attributes:
         id: stable, as in bug reports.
-        stage: the first stage of a quantization that departs (conformance.stage.STAGES).
+        stage: the first stage of a quantization that departs (STAGES).
         what: what the producer does, as a clause.
         step: the exact arithmetic, and the baseline's.
         seen: who does it, and since when.

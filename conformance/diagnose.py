@@ -10,13 +10,12 @@ import numpy as np
 
 import nvfp4ref as nv
 from conformance import words
-from conformance.deviations import DEVIATIONS
-from conformance.evidence import Evidence
+from conformance.deviations import DEVIATIONS, STAGES
 from conformance.model import ARITHMETIC, as_text
+from conformance.observed import Evidence
 from conformance.relation import Relation, relate
 from conformance.search import Differences, Findings, Solution, differences, search
 from conformance.side import Side
-from conformance.stage import STAGES
 from nvfp4ref.dump import Dump
 
 _FEW = 20

@@ -13,8 +13,8 @@ import ml_dtypes
 import numpy as np
 
 from conformance import words
-from conformance.evidence import Piece
 from conformance.model import Change, Model
+from conformance.observed import Piece
 from nvfp4ref import e2m1, e4m3
 
 Array = np.ndarray[Any, Any]

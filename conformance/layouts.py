@@ -82,3 +82,10 @@ def readings(stored: Array, rows: int, columns: int, declared: str, tiles: bool)
         if scales is not None:
             found[name] = scales
     return found
+
+
+def read(stored: Array, rows: int, columns: int, declared: str) -> Array | None:
+    """Compact scales (rows, columns) stored as declared, "compact" or "swizzled"; None when the shape is no such."""
+    if declared == "compact" and stored.ndim != 2:  # flat: diagnosis reads it, a consumer would not
+        return None
+    return LAYOUTS[declared].read(stored, rows, columns)

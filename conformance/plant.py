@@ -17,12 +17,11 @@ import numpy as np
 
 import nvfp4ref as nv
 from conformance import cases as suite_cases
-from conformance import cases_extra
 from conformance.deviations import Entry
-from conformance.evidence import Array, Evidence, Piece
 from conformance.expect import Expectation
 from conformance.layouts import LAYOUTS
 from conformance.model import Change, Model
+from conformance.observed import Array, Evidence, Piece
 from conformance.side import Side
 from nvfp4hw.backends.base import Case
 from nvfp4ref import e2m1, e4m3, hadamard, layout
@@ -38,9 +37,7 @@ FLT_MAX = np.finfo(F).max
 @lru_cache(maxsize=1)
 def quick() -> tuple[Case, ...]:
     """The quick cases that a quantizer answers."""
-    found = {case.id: case for case in suite_cases.cases("quick") if case.kind == "quantize"}
-    found |= {case.id: case for case in cases_extra.cases()}
-    return tuple(found.values())
+    return tuple(case for case in suite_cases.cases("quick") if case.kind == "quantize")
 
 
 def suffixes(case: Case) -> tuple[str, ...]:
@@ -300,7 +297,7 @@ class Mutant:
 
     Attributes:
         name: what is wrong, short.
-        stage: where (conformance.stage.STAGES).
+        stage: where (conformance.deviations.STAGES).
         step: the step of ``_plain`` that is changed.
         change: (its right value, the steps before it) → what the mutant has.
         needs: what a case must be for the mutant to differ from a right quantizer.

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from conformance.evidence import Array, Evidence, Piece
 from conformance.model import Model
+from conformance.observed import Array, Evidence, Piece
 from conformance.search import Differences
 from nvfp4ref import e2m1, e4m3
 

@@ -18,9 +18,9 @@ import numpy as np
 
 import nvfp4ref as nv
 from conformance.deviations import DEVIATIONS, changes, of_fields
-from conformance.evidence import Array, Evidence, Piece, transposed_codes
 from conformance.infer import INFER
 from conformance.model import Change, Model, part
+from conformance.observed import Array, Evidence, Piece, transposed_codes
 
 _MINI = 2**12  # elements that a model is held against first
 _FEW_BLOCKS = 8  # so few blocks that depart do not tell a general explanation from a particular one
@@ -135,6 +135,28 @@ def search(evidence: Evidence) -> Findings:
     return findings
 
 
+def hidden(evidence: Evidence) -> dict[str, bool]:
+    """Deviations that apply to a direction that conforms, and whether their usual form would change no byte of it."""
+    search_ = _Search(Findings(evidence, differences(evidence, evidence.base)))
+    usual = {step.id: step for step in reversed(search_.steps) if not step.general}
+    found = {}
+    for ident in DEVIATIONS:
+        if ident in usual and _concerns(ident, usual[ident].change, evidence):
+            solution = search_.solution((usual[ident],))
+            found[ident] = solution is not None and explains_all(solution)
+    return found
+
+
+def _concerns(ident: str, change: Change, evidence: Evidence) -> bool:
+    """Whether a direction has what a deviation is about: random numbers, a transform, two candidates to choose from."""
+    stage, base = DEVIATIONS[ident].stage, evidence.base
+    if stage == "random-bits":
+        return evidence.side.dump.rounding != "nearest-even"
+    if "rht_sum" in change:
+        return base.rht is not None
+    return bool(base.arithmetic.four_over_six) or not any(key.startswith("four_over_six_") for key in change)
+
+
 class _Search:
     """One search; ``findings`` is filled in."""
 
@@ -239,7 +261,8 @@ class _Search:
             and not any(self.evidence.stored(model).values())
         )
 
-    def _solution(self, steps: tuple[Step, ...]) -> Solution | None:
+    def solution(self, steps: tuple[Step, ...]) -> Solution | None:
+        """These steps as a solution; None when they do not explain the sample."""
         model = self._model(steps)
         return None if model is None or not self._explains(model) else Solution(_ordered(steps), model, self.evidence)
 
@@ -247,7 +270,7 @@ class _Search:
 
     def _singles(self, steps: list[Step]) -> Iterator[Solution]:
         for step in steps:
-            found = self._solution((step,))
+            found = self.solution((step,))
             if found:
                 yield found
 
@@ -278,7 +301,7 @@ class _Search:
                 continue
             if parts == {"both", "codes"} and not fits("bytes", a if a.part == "both" else b):
                 continue
-            found = self._solution((a, b))
+            found = self.solution((a, b))
             if found:
                 yield found
 
@@ -296,7 +319,7 @@ class _Search:
                 codes = by_part["codes"] if most == 1 else self._telling(rest, by_part["codes"])
                 for c in self._fitting("codes", rest, codes, most):
                     for s in bytes_ways:
-                        solution = self._solution(rest + s + c) if len(rest + s + c) > 2 else None
+                        solution = self.solution(rest + s + c) if len(rest + s + c) > 2 else None
                         if solution:
                             found = True
                             yield solution

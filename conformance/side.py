@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import nvfp4ref as nv
+from conformance import layouts
 from conformance.count import Array, count
 from nvfp4ref import hadamard, layout, scaling
 from nvfp4ref.dump import Dump
@@ -67,28 +68,11 @@ class Side:
         """The transform that the dump declares for this direction."""
         return self.dump.transform(columnwise=bool(self.suffix))
 
-    def readings(self) -> dict[str, Array]:
-        """Compact scales (R, K/16) under every layout that the stored bytes allow; the declared one first."""
-        stored, (rows, columns) = self.found("scales"), (self.shape[0], self.shape[1] // 16)
-        padded = layout.padded_shape(rows, columns)
-        found: dict[str, Array] = {}
-        if stored.shape in ((rows, columns), padded):
-            found["compact"] = stored[:rows, :columns]
-        if stored.size == padded[0] * padded[1]:
-            found["swizzled"] = layout.unswizzle(stored, rows, columns)
-        if stored.shape in ((columns, rows), layout.padded_shape(columns, rows)):
-            found["transposed"] = stored[:columns, :rows].T
-        if rows % 16 == 0 and stored.shape == (rows // 16, columns):
-            found["one a tile"] = np.repeat(stored, 16, axis=0)
-        if stored.ndim != 2 and stored.size == rows * columns:
-            found["flat"] = stored.reshape(rows, columns)
-        declared = self.dump.scale_layout
-        return {name: found[name] for name in sorted(found, key=lambda name: name != declared)}
-
     @property
     def declared_scales(self) -> Array | None:
-        """Compact scales read as the dump declares, None when the stored shape does not allow it."""
-        return self.readings().get(self.dump.scale_layout)
+        """Compact scales (R, K/16) read as the dump declares, None when the stored shape does not allow it."""
+        stored, (rows, columns) = self.found("scales"), (self.shape[0], self.shape[1] // 16)
+        return layouts.read(stored, rows, columns, self.dump.scale_layout)
 
     # ---- expected ------------------------------------------------------------------------------------------
 

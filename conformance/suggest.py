@@ -16,8 +16,8 @@ import numpy as np
 
 import nvfp4ref as nv
 from conformance.diagnose import Diagnosis
-from conformance.evidence import Array, Evidence, Piece
 from conformance.model import Model
+from conformance.observed import Array, Evidence, Piece
 from conformance.side import Side
 from nvfp4ref import scaling
 from nvfp4ref.dump import Dump

@@ -18,6 +18,8 @@ def as_array(x: Any) -> AnyArray:
     """
     if not hasattr(x, "dtype") and not hasattr(x, "__array__") and not hasattr(x, "__dlpack__"):
         raise TypeError(f"expected an array (NumPy, torch, JAX, …); got {type(x).__name__}")
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError("a masked array has no value where it is masked: fill it first (x.filled(0))")
     if not isinstance(x, np.ndarray):
         try:
             x = from_torch(x)

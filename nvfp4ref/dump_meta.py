@@ -31,7 +31,7 @@ def parse_object(text: str | bytes, what: str) -> dict[str, Any]:
             object_pairs_hook=_no_twins,
         )
     if not isinstance(value, dict):
-        raise DumpError(f"{what} is JSON {type(value).__name__}, expected an object {{…}}")
+        raise DumpError(f"{what} is JSON {json.dumps(value)[:40]}, expected an object {{…}}")
     return value
 
 

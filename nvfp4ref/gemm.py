@@ -348,6 +348,7 @@ def matmul(
     """
     require_subnormals()
     _check(as_tensor(a), as_tensor(b), alpha_form, out_dtype)
+    alpha, beta = _factor(alpha, "alpha"), _factor(beta, "beta")
     shape = (len(rows_of(a.packed)), len(rows_of(b.packed)))
     source = None if beta == 0 else _source(c, shape)
     added = None if bias is None else _vector(bias, shape[1])
@@ -365,6 +366,13 @@ def matmul(
             # the output is finished and rounded before it is added to what was there
             out = through(canonical_nan(out), np.dtype(out_dtype).name) + np.float32(beta) * source
         return _output(canonical_nan(out), np.dtype(out_dtype))
+
+
+def _factor(value: Any, name: str) -> float:
+    """A factor as a number; TypeError for anything else."""
+    if isinstance(value, str) or np.ndim(value):
+        raise TypeError(f"{name} is one number; got {value!r}")
+    return float(value)
 
 
 def _check(a: NVFP4Tensor, b: NVFP4Tensor, alpha_form: str, out_dtype: DTypeLike) -> None:

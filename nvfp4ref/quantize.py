@@ -7,6 +7,7 @@ The work goes through slabs of rows small enough for the cache; each slab is lai
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -125,17 +126,19 @@ def quantize(
     if block == (16, 16) and ar.tile_scales == "tiled":
         scales = np.tile(scales[::16], (16, 1))
 
-    def steps() -> Steps:
-        return steps_of(prepare(matrix, block, axis, rht, amax, ar), transformed=rht is not None)
-
     return NVFP4Tensor(
         packed.reshape(*shape[:-1], -1),
         scales.reshape(*shape[:-1], -1),
         job.amax.reshape(-1) if job.amax.ndim else job.amax,
         (block[0], block[1]),
         ar,
-        steps,
+        partial(_steps, matrix, block, axis, rht, amax, ar),
     )
+
+
+def _steps(*prepared: Any) -> Steps:
+    """Every intermediate, from the arguments of ``prepare``."""
+    return steps_of(prepare(*prepared), transformed=prepared[3] is not None)
 
 
 def _check_options(ar: Arithmetic, block: tuple[int, int], rounding: str, rbits: Any, rht: Any, threads: int) -> None:
@@ -284,9 +287,12 @@ def dequantize(q: NVFP4Tensor, dtype: DTypeLike = np.float32) -> AnyArray:
     """
     require_subnormals()
     q = as_tensor(q)
-    wanted = np.dtype(dtype)
+    try:
+        wanted: np.dtype[Any] | None = np.dtype(dtype)
+    except TypeError:  # torch.bfloat16, say
+        wanted = None
     if wanted not in (np.float32, np.float16, bfloat16):
-        raise TypeError(f"dequantize gives float32, bfloat16 or float16; got {wanted}")
+        raise TypeError(f"dequantize gives float32, bfloat16 or float16; got {wanted or repr(dtype)}")
     ar = q.arithmetic
     inverse = np.float32(1) / np.float32(ar.element_max * ar.e4m3_max)
     codes, scales = rows_of(q.codes), rows_of(q.scales)

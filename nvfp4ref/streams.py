@@ -266,8 +266,8 @@ class Philox:
 
 
 def _checked_shape(shape: tuple[int, int], axis: int) -> tuple[int, int]:
-    if len(shape) != 2 or min(shape) < 1:
-        raise ValueError(f"words are asked for a matrix (R, C); got shape {tuple(shape)}")
+    if not isinstance(shape, (tuple, list)) or len(shape) != 2 or min(shape) < 1:
+        raise ValueError(f"words are asked for a matrix (R, C); got shape {shape!r}")
     if axis not in (-1, 0):
         raise ValueError(f"axis is -1 or 0; got {axis!r}")
     if shape[axis] % 16:

@@ -74,7 +74,6 @@ def test_foreign_byte_order(dtype: str) -> None:
 
 def test_subclasses_are_plain_arrays() -> None:
     x = random(16, 32)
-    equal(nv.quantize(np.ma.masked_array(x, mask=x > 0)), nv.quantize(x))
     with pytest.warns(PendingDeprecationWarning):
         matrix = np.matrix(x)
     equal(nv.quantize(matrix), nv.quantize(x))

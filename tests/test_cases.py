@@ -87,7 +87,7 @@ def test_every_family_of_the_plan_is_there() -> None:
             "scale-order",
             "allbits",
         ),
-        *("threshold", "special", "magnitude", "shape", "rows", "tile", "given-amax", "four-over-six"),
+        *("threshold", "special", "magnitude", "shape", "rows", "tile", "given-amax", "four-over-six", "hadamard", "stochastic"),
     }
 
 

@@ -127,3 +127,9 @@ def test_bad_input_is_refused_in_one_sentence(arguments: Any, says: str) -> None
     with pytest.raises(TypeError, match=says) as raised:
         nv.dequantize(*arguments)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("dtype", ["torch.bfloat16", object(), np.float64, "int8"])
+def test_another_dtype_is_refused_in_words(dtype: Any) -> None:
+    with pytest.raises(TypeError, match="dequantize gives"):
+        nv.dequantize(nv.quantize(np.ones((16, 16), np.float32)), dtype)

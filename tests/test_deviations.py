@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import pytest
 
 import nvfp4ref as nv
 from conformance import deviation_docs
-from conformance.deviations import DEVIATIONS, changes, of_fields
+from conformance.deviations import DEVIATIONS, STAGES, changes, of_fields
+from conformance.gemm_check import ALPHA_FORMS, Way
 from conformance.infer import INFER
 from conformance.layouts import LAYOUTS
 from conformance.model import ARITHMETIC, Model, part
-from conformance.stage import STAGES
+from nvfp4ref import tensorcore
 
 
 def _family(name: str, *members: str) -> list[str]:
@@ -191,3 +193,13 @@ class TestPage:
         for entry in DEVIATIONS.values():
             assert f'<a id="{entry.anchor}"></a>' in written
             assert f"(#{entry.anchor})" in written
+
+
+def test_the_ways_of_a_gemm_are_documented() -> None:
+    page = deviation_docs.PATH.read_text(encoding="utf-8")
+    way = Way("exact", "jax", 2, fused=False)
+    assert len(way.ids()) == len(dataclasses.fields(Way)) == 4
+    for ident in way.ids():
+        assert f'<a id="{".".join(ident.split(".")[:2])}"></a>' in page, ident
+    for name in (*tensorcore.MODELS, *ALPHA_FORMS):
+        assert f"`{name}`" in page.partition("# Matrix products")[2], name

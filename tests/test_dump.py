@@ -714,7 +714,7 @@ BAD_NPZ: dict[str, tuple[dict[str, bytes], str]] = {
     "no meta": (members(meta=None), "no meta that says"),
     "no members": ({}, "no meta that says"),
     "meta not JSON": (meta_npz("{format: nvfp4}"), "meta is not valid JSON"),
-    "meta list": (meta_npz([1]), "meta is JSON list, expected an object"),
+    "meta list": (meta_npz([1]), "meta is JSON \\[1\\], expected an object"),
     "meta NaN": (meta_npz('{"format": NaN}'), "NaN is no JSON number"),
     "meta twice": (
         meta_npz('{"format": "nvfp4-dump", "version": 1, "version": 1}'),

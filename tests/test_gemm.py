@@ -564,3 +564,11 @@ def test_errors(given_options: dict[str, Any], error: type[Exception], message: 
 
 def test_c_is_not_needed_without_beta() -> None:
     same_bits(nv.matmul(A, B, c=C), nv.matmul(A, B))
+
+
+@pytest.mark.parametrize("name", ["alpha", "beta"])
+def test_a_factor_is_one_number(name: str) -> None:
+    q = nv.quantize(np.ones((16, 64), np.float32))
+    for value in ("2", np.ones(3, np.float32)):
+        with pytest.raises(TypeError, match=f"{name} is one number"):
+            nv.matmul(q, q, **{name: value})

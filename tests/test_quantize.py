@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 from itertools import product
 from typing import Any
@@ -466,3 +467,16 @@ def test_bad_options_are_refused_in_one_sentence(options: dict[str, Any], error:
     with pytest.raises(error, match=says) as raised:
         nv.quantize(X, **options)
     assert "\n" not in str(raised.value)
+
+
+def test_a_tensor_can_be_pickled_with_its_steps() -> None:
+    x = np.linspace(-3, 3, 512, dtype=np.float32).reshape(16, 32)
+    q = nv.quantize(x)
+    back = pickle.loads(pickle.dumps(q))
+    assert (back.packed == q.packed).all() and back.arithmetic == q.arithmetic
+    assert (back.steps.scaled == q.steps.scaled).all()
+
+
+def test_a_masked_array_is_refused() -> None:
+    with pytest.raises(TypeError, match="masked"):
+        nv.quantize(np.ma.masked_array(np.ones((16, 16), np.float32), mask=True))

@@ -18,6 +18,10 @@ import numpy as np
 Outputs = dict[str, np.ndarray[Any, Any]]
 
 
+#: Stochastic rules that take a float32 uniform for each element, not bits of a word.
+UNIFORM_RULES = ("ideal", "te-jax")
+
+
 @dataclass(frozen=True)
 class Case:
     """One question put to a quantizer.
@@ -55,6 +59,8 @@ class Case:
                 needs.add("given-amax")
             if self.rounding == "stochastic":
                 needs.add("stochastic")
+                if self.fields.get("stochastic") in UNIFORM_RULES:
+                    needs.add("uniforms")
         return frozenset(needs)
 
 
