@@ -10,9 +10,12 @@ S the global encode scale, D the global decode scale, d the decoded E4M3 block s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 from typing import Literal as L
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -325,14 +328,22 @@ def arithmetic(name: str | Arithmetic = "te", /, **changes: Any) -> Arithmetic:
 
     Raises ValueError for an unknown preset or value, TypeError for an unknown field; both list the known.
     """
-    if isinstance(name, Arithmetic):
+    return of_name(name, PRESETS, "arithmetic; the presets", changes)
+
+
+def of_name(name: str | T, known: Mapping[str, T], what: str, changes: Mapping[str, Any]) -> T:
+    """One of ``known`` by its name, or such an object itself, with fields other than its name replaced."""
+    kind = type(next(iter(known.values())))
+    if isinstance(name, str) and name in known:
+        base: Any = known[name]
+    elif isinstance(name, kind):
         base = name
-    elif isinstance(name, str) and name in PRESETS:
-        base = PRESETS[name]
     else:
-        raise ValueError(f"unknown arithmetic {name!r}; the presets are {', '.join(PRESETS)}")
-    known = {f.name for f in fields(Arithmetic)} - {"name"}
-    unknown = sorted(set(changes) - known)
-    if unknown:
-        raise TypeError(f"Arithmetic has no field {', '.join(unknown)}; its fields are {', '.join(sorted(known))}")
-    return replace(base, **changes)
+        noun, _, plural = what.partition("; ")
+        raise ValueError(f"unknown {noun} {name!r}; {plural} are {', '.join(known)}")
+    allowed = {f.name for f in fields(kind)} - {"name"}  # type: ignore[arg-type]
+    if set(changes) - allowed:
+        wrong, right = (", ".join(sorted(some)) for some in (set(changes) - allowed, allowed))
+        raise TypeError(f"{kind.__name__} has no field {wrong}; its fields are {right}")
+    replaced: T = replace(base, **changes)
+    return replaced

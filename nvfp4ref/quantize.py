@@ -15,12 +15,13 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from . import blocks, e2m1, e4m3, four_over_six, hadamard, layout, scaling
 from .arithmetic import Arithmetic
+from .arithmetic import arithmetic as named
 from .arrays import as_array
 from .fp32 import F32, U8, AnyArray, bfloat16, canonical_nan, require_subnormals, to_bfloat16, to_float16
 from .hadamard import RHT
 from .scaling import GlobalScale
 from .streams import Philox
-from .tensor import NVFP4Tensor, Steps, _named, as_tensor, rows_of
+from .tensor import NVFP4Tensor, Steps, as_tensor, rows_of
 
 SLAB = 2**17  # elements worked on at a time
 XLA_TREE = 4096  # elements from which XLA's CPU backend (jaxlib 0.10.2) reduces by a tree
@@ -99,7 +100,7 @@ def quantize(
         AMAX-*, SCALE-*, ELEMENT-SCALE, E2M1-*, SR-*, STREAM-* of docs/spec.md.
     """
     require_subnormals()
-    ar, x, block = _named(arithmetic), as_array(x), blocks.as_block(block)
+    ar, x, block = named(arithmetic), as_array(x), blocks.as_block(block)
     _check_options(ar, block, rounding, rbits, rht, threads)
     matrix = blocks.as_matrix(x, axis, block)
     shape = x.shape if axis == -1 else matrix.shape[::-1]

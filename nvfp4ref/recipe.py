@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .arithmetic import Arithmetic, arithmetic
+from .arithmetic import Arithmetic, arithmetic, of_name
 from .hadamard import RHT
 
 SCOPES = ("none", "weights", "activations", "all")
@@ -184,17 +184,7 @@ def recipe(name: str | Recipe = "te", /, **changes: Any) -> Recipe:
 
     Raises ValueError for an unknown name or combination, TypeError for an unknown field.
     """
-    if isinstance(name, Recipe):
-        base = name
-    elif name in RECIPES:
-        base = RECIPES[name]
-    else:
-        raise ValueError(f"unknown recipe {name!r}; the recipes are {', '.join(RECIPES)}")
-    known = {f.name for f in fields(Recipe)} - {"name"}
-    unknown = sorted(set(changes) - known)
-    if unknown:
-        raise TypeError(f"Recipe has no field {', '.join(unknown)}; its fields are {', '.join(sorted(known))}")
-    return replace(base, **changes)
+    return of_name(name, RECIPES, "recipe; the recipes", changes)
 
 
 __all__ = ["GEMMS", "RECIPES", "Operand", "Recipe", "recipe"]

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from . import e2m1, e4m3, layout
-from .arithmetic import Arithmetic, arithmetic
+from .arithmetic import Arithmetic
+from .arithmetic import arithmetic as named
 from .arrays import from_torch
 from .blocks import as_block
 from .fp32 import F32, U8, AnyArray
@@ -73,7 +74,7 @@ class NVFP4Tensor:
         Raises:
             TypeError: a wrong dtype.  ValueError: shapes that do not belong together, unknown layout.
         """
-        return cls(*_checked(packed, scales, amax, layout), as_block(block), _named(arithmetic))
+        return cls(*_checked(packed, scales, amax, layout), as_block(block), named(arithmetic))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -113,10 +114,6 @@ class NVFP4Tensor:
     def swizzled_scales(self) -> U8:
         """The scales padded and in the 128x4 order that a GEMM reads."""
         return layout.swizzle(self.scales.reshape(-1, self.scales.shape[-1]))
-
-
-def _named(value: str | Arithmetic) -> Arithmetic:
-    return value if isinstance(value, Arithmetic) else arithmetic(value)
 
 
 def _checked(packed: ArrayLike, scales: ArrayLike, amax: ArrayLike, layout_name: str) -> tuple[U8, U8, F32]:
