@@ -1,6 +1,7 @@
 # make conformance   set up, then hold the installed quantizers to the oracle (the main job)
 # make test          set up, then lint, type-check and run the tests
 # make exhaustive    all 2^32 float32 inputs through both codecs, every bfloat16 block, every stochastic threshold (about 15 minutes)
+# make release       build the wheel and the sdist, install the wheel alone in an environment of its own, and use it
 # make bench         speed against the other implementations, on one core
 # make clean         remove the environment and every cache
 #
@@ -20,7 +21,7 @@ COMMA := ,
 ALL_STAMP := $(VENV)/.installed-$(KEY)-all
 RUN_STAMP := $(or $(wildcard $(ALL_STAMP)),$(VENV)/.installed-$(KEY)-$(subst $(COMMA),+,$(EXTRAS)))
 
-.PHONY: conformance test exhaustive bench clean
+.PHONY: conformance test exhaustive release bench clean
 
 conformance: $(RUN_STAMP)
 	$(BIN)/nvfp4 conformance run --suite quick $(ARGS)
@@ -35,13 +36,21 @@ exhaustive: $(RUN_STAMP)
 	$(BIN)/nvfp4 conformance run --suite exhaustive $(ARGS)
 	$(BIN)/python -m conformance.sweep_stochastic
 
+# The wheel is built from the sdist, so that both are tried.
+release: $(ALL_STAMP)
+	rm -rf dist build $(VENV)-release
+	$(BIN)/python -m build --outdir dist .
+	$(PYTHON) -m venv $(VENV)-release
+	$(VENV)-release/bin/python -m pip install -q --disable-pip-version-check dist/*.whl
+	cd dist && ../$(VENV)-release/bin/python ../tests/installed.py
+
 bench: $(ALL_STAMP)
 	$(BIN)/python benchmarks/quantize.py $(ARGS)
 	$(BIN)/python benchmarks/stochastic.py
 	$(BIN)/python benchmarks/gemm.py
 
 clean:
-	rm -rf $(VENV) build *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-release build dist *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/pip:

@@ -11,9 +11,13 @@ from .tensor import NVFP4Tensor, Steps
 
 __version__ = "0.1.0"
 
+#: Version of docs/spec.md and of the vectors: a change of any expected bit is a new one, with an entry in CHANGELOG.md.
+SPEC_VERSION = "1.0"
+
 __all__ = [
     "PRESETS",
     "RHT",
+    "SPEC_VERSION",
     "Arithmetic",
     "Dump",
     "DumpError",

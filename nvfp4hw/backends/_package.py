@@ -9,6 +9,7 @@ import functools
 import importlib
 import importlib.util
 import logging
+import re
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -25,12 +26,17 @@ Array = np.ndarray[Any, Any]
 _FLOAT32_NAN = np.uint32(0x7FFFFFFF).view(np.float32)
 
 
+class Refused(RuntimeError):
+    """The package or its device does not do what a case asks, and says so: no answer, and no failure either."""
+
+
 class PackageBackend:
     """A backend that calls functions of one installed package.
 
     Class attributes: ``distributions`` are the names on PyPI of the packages that decide the bits, the first
-    of them the quantizer's own; ``requirements`` those that must only be there; ``uses`` are the objects
-    called, as "module:attribute"; ``install`` is the command that provides all of it.
+    of them the quantizer's own; ``requirements`` those that must only be there; ``versions`` the first version of
+    the first that has the calls and the first that was not read, as "2.15"; ``uses`` are the objects called, as
+    "module:attribute"; ``install`` is the command that provides all of it.
     """
 
     name: str
@@ -38,6 +44,7 @@ class PackageBackend:
     features: frozenset[str]
     distributions: ClassVar[tuple[str, ...]]
     requirements: ClassVar[tuple[str, ...]] = ()
+    versions: ClassVar[tuple[str, str] | None] = None
     uses: ClassVar[tuple[str, ...]] = ()
     install: ClassVar[str]
 
@@ -59,11 +66,22 @@ class PackageBackend:
         return None
 
     @classmethod
-    def _objects(cls) -> tuple[Any, ...]:
-        """The objects of ``uses``, in that order.  RuntimeError, in one sentence, when one is not there."""
+    def _lacking(cls) -> str | None:
+        """Which package is not installed, or has a version outside ``versions``; nothing is imported."""
         missing = [name for name in (*cls.distributions, *cls.requirements) if not _installed(name)]
         if missing:
-            raise RuntimeError(f"not installed: {', '.join(missing)} ({cls.install})")
+            return f"not installed: {', '.join(missing)} ({cls.install})"
+        if cls.versions is not None:
+            (first, below), found = cls.versions, metadata.version(cls.distributions[0])
+            if not _numbers(first) <= _numbers(found) < _numbers(below):
+                return f"{cls.distributions[0]} {found} is installed, and this backend calls {first} or later, below {below}: {cls.install}"
+        return None
+
+    @classmethod
+    def _objects(cls) -> tuple[Any, ...]:
+        """The objects of ``uses``, in that order.  RuntimeError, in one sentence, when one is not there."""
+        if lacking := cls._lacking():
+            raise RuntimeError(lacking)
         try:
             with quiet():
                 return cls._import()
@@ -77,6 +95,11 @@ class PackageBackend:
     @classmethod
     def _import(cls) -> tuple[Any, ...]:
         return _imported(cls.uses)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version: (2, 20, 2) of "2.20.2+cu13"."""
+    return tuple(int(number) for number in re.split(r"[^0-9.]", version)[0].split(".") if number)
 
 
 def _installed(distribution: str) -> bool:
