@@ -60,4 +60,6 @@ $(BIN)/pip:
 
 $(VENV)/.installed-$(KEY)-%: | $(BIN)/pip
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[$(subst +,$(COMMA),$*)]"
+# qwantize asks for Triton, 300 MB that only its GPU kernels use
+	$(if $(filter peers all,$(subst +, ,$*)),$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps qwantize==0.1.1)
 	@touch $@

@@ -147,6 +147,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ("block-scale.unclamped", ""): "an infinite s saturates to 448 without the clamp too",
     ("block-scale.nan-byte", ""): "no block scale is NaN",
     ("encode-scale.unclamped", "encode_nan='propagate'"): "1/(d·(1/S)) is never NaN: d is not, and 1/S is not 0",
+    ("encode-scale.nan-as-zero", ""): "no block scale is NaN",
     ("element.nan-code", "nan_block_codes=(3, 4, 12)"): "no block scale is NaN",
 }
 _PAIRS = 100

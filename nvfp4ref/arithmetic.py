@@ -65,7 +65,8 @@ class Arithmetic:
     scale_invalid_byte: int = 0x7F  # the same for a NaN that the arithmetic itself made (0/0)
     scale_floor: float | None = None  # the block scale is at least this (0, 2^-9, 2^-6) before E4M3
     zero_block_scale: int | None = None  # byte stored for a zero block, where not what the rest gives
-    zero_block_rule: L["amax", "block-scale", "byte"] = "amax"  # zero: a, the float32 scale, or the byte is 0
+    zero_block_rule: L["amax", "block-scale", "small-block-scale", "byte"] = "amax"
+    # zero: a, the float32 scale, or the byte is 0; small-block-scale: the float32 scale is below 2^-63
 
     # -- encode scale and scaled element ---------------------------------------------------------
     encode_scale: L[
@@ -79,14 +80,15 @@ class Arithmetic:
         "unrounded-block-scale",  # e = fl(1/fl(s·D)) with s the block scale before its E4M3 rounding
     ] = "reciprocal-of-product"
     encode_max: L["float32-max", "none"] = "float32-max"  # clamp of e
-    encode_nan: L["drop", "propagate"] = "drop"  # does that clamp drop NaN or keep it
+    encode_nan: L["drop", "propagate", "as-zero"] = "drop"
+    # does that clamp drop NaN or keep it; as-zero: a NaN scale counts as 0, so that elements become ±Inf
     encode_ulp: L[-1, 0, 1] = 0  # e moved by that many ulps: an approximate reciprocal
     reciprocal_of_zero: float | None = None  # what 1/0 gives where it is guarded (1e-8)
     zero_scale_elements: L["scaled", "zero"] = "scaled"  # elements of a block whose scale byte is 0
 
     # -- element ---------------------------------------------------------------------------------
     element_rounding: L["nearest-even", "ties-away", "ties-to-zero", "truncate"] = "nearest-even"
-    element_via: L["bfloat16", "float16"] | None = None  # y rounded to that type first
+    element_via: L["bfloat16", "float16", "input"] | None = None  # y rounded to that type first
     saturate: bool = True  # else magnitudes from 7 up become 8, code 8, and Inf the code of NaN
     negative_zero: L["keep", "drop-exact", "drop"] = "keep"
     # keep: −0 and negatives that round to 0 give 8; drop-exact: y = −0 gives 0; drop: both give 0
@@ -150,6 +152,8 @@ class Arithmetic:
         for name in ("global_type", "sixth_type"):
             if getattr(self, name) == "input":
                 changes[name] = dtype
+        if self.element_via == "input":
+            changes["element_via"] = None if dtype == "float32" else dtype
         if self.nan_code_bfloat16 is not None:
             changes |= {"nan_code_bfloat16": None}
             if dtype == "bfloat16":
@@ -316,6 +320,34 @@ PRESETS: dict[str, Arithmetic] = {
         encode_max="none",
         nan_code=8,
         flush_subnormals=True,
+    ),
+    "qwix": replace(
+        _TE,
+        name="qwix",
+        amax_nan="propagate",
+        global_scale="none",
+        block_scale="scale-then-sixth",
+        block_scale_max="e4m3-max",
+        block_scale_nan="propagate",
+        zero_block_scale=0x38,
+        zero_block_rule="small-block-scale",
+        encode_max="none",
+        element_via="input",
+        nan_code=8,
+        flush_subnormals=True,
+    ),
+    "qwantize": replace(
+        _TE,
+        name="qwantize",
+        amax_nan="propagate",
+        global_scale="none",
+        block_scale="divide-by-6",
+        block_scale_nan="propagate",
+        encode_scale="divide-by-product",
+        encode_nan="as-zero",
+        element_rounding="ties-to-zero",
+        negative_zero="drop-exact",
+        nan_code=0,
     ),
 }
 

@@ -308,7 +308,12 @@ def scale_byte(value: float, a: float, s: float, ar: Arithmetic) -> int:
     byte = e4m3_encode(floored, ar)
     if math.isnan(value) and not math.isnan(a) and not math.isnan(s):
         byte = ar.scale_invalid_byte
-    zero = {"amax": a, "block-scale": value, "byte": byte}[ar.zero_block_rule] == 0
+    zero = {
+        "amax": a == 0,
+        "block-scale": value == 0,
+        "small-block-scale": value < 2.0**-63,
+        "byte": byte == 0,
+    }[ar.zero_block_rule]
     return ar.zero_block_scale if zero and ar.zero_block_scale is not None else byte
 
 
@@ -327,6 +332,8 @@ def encode_scale(byte: int, value: float, s: float, d: float, ar: Arithmetic) ->
         "divide-by-product": lambda: mul(b, d),
         "divide-by-quotient": lambda: div(b, s),
     }[ar.encode_scale]()
+    if ar.encode_nan == "as-zero" and math.isnan(e):
+        e = 0.0 if ar.encode_scale in ("divide-by-product", "divide-by-quotient") else INF
     if ar.encode_ulp:
         e = next_float32(e, ar.encode_ulp)
     if ar.encode_scale in ("divide-by-product", "divide-by-quotient") or ar.encode_max == "none":

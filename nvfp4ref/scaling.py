@@ -14,9 +14,10 @@ import numpy as np
 
 from . import e4m3
 from .arithmetic import Arithmetic
-from .fp32 import BF16_MAX, F32, FLT_MAX, FLT_MIN, SIXTH, U8, through
+from .fp32 import BF16_MAX, F32, FLT_MAX, FLT_MIN, SIXTH, U8, AnyArray, through
 
 ONE = np.float32(1)
+SMALL = np.float32(2.0**-63)  # the root of the smallest normal float32
 Operand = F32 | np.float32
 
 
@@ -156,9 +157,17 @@ def round_scale(s: F32, a: F32, g: GlobalScale, ar: Arithmetic) -> U8:
         invalid = np.isnan(s) & ~np.isnan(a) & ~np.isnan(g.encode)
         code = np.where(invalid, np.uint8(ar.scale_invalid_byte), code)
     if ar.zero_block_scale is not None:
-        zero = {"amax": a, "block-scale": unrounded, "byte": code}[ar.zero_block_rule] == 0
+        zero = _ZERO_BLOCK[ar.zero_block_rule](a, unrounded, code)
         code = np.where(zero, np.uint8(ar.zero_block_scale), code)
     return code
+
+
+_ZERO_BLOCK: dict[str, Callable[[F32, F32, U8], AnyArray]] = {
+    "amax": lambda a, s, byte: a == 0,
+    "block-scale": lambda a, s, byte: s == 0,
+    "small-block-scale": lambda a, s, byte: s < SMALL,
+    "byte": lambda a, s, byte: byte == 0,
+}
 
 
 def _next_power_of_two(s: F32) -> F32:
@@ -193,6 +202,8 @@ def encode_scale(code: U8, s: F32, g: GlobalScale, ar: Arithmetic) -> F32:
         return encode_scale(_BYTES, s, g, ar)[code]  # one value a byte
     d = s if ar.encode_scale == "unrounded-block-scale" else e4m3.VALUES[code]
     e = _MULTIPLIER[ar.encode_scale](ar, d, g)
+    if ar.encode_nan == "as-zero":
+        e = np.where(np.isnan(e), np.float32(0 if ar.encode_scale in DIVISORS else np.inf), e)
     if ar.encode_ulp:
         e = np.nextafter(e, np.copysign(np.float32(np.inf), e) if ar.encode_ulp > 0 else np.float32(0))
     if ar.encode_scale in DIVISORS or ar.encode_max == "none":

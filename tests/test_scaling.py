@@ -131,7 +131,8 @@ def test_round_scale(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize("byte", [0, 0x38, 0x20, 0xFF])
 def test_zero_blocks_and_invalid_scales(rule: str, byte: int) -> None:
     """SCALE-ZERO-BLOCK and its deviations; which NaN gives which byte"""
-    triples = list(product((0.0, -0.0, 1e-12, 2.0, NAN, INF), (0.0, 1e-30, 1.0, NAN), (1.0, NAN, INF)))
+    values = (0.0, -0.0, 2.0**-64, 2.0**-63, 1e-12, 2.0, NAN, INF)
+    triples = list(product(values, (0.0, 1e-30, 1.0, NAN), (1.0, NAN, INF)))
     value, a, s = (np.array(column, np.float32) for column in zip(*triples, strict=True))
     for more in (
         {},
@@ -219,9 +220,10 @@ def test_minimum_drops_or_keeps_nan() -> None:
 
 
 def test_arithmetic_that_depends_on_the_input_s_type() -> None:
-    ar = Arithmetic(global_type="input", sixth_type="input", nan_code_bfloat16=9)
+    ar = Arithmetic(global_type="input", sixth_type="input", element_via="input", nan_code_bfloat16=9)
     for dtype in ("float32", "float16", "bfloat16"):
         settled = ar.for_input(dtype)
         assert (settled.global_type, settled.sixth_type) == (dtype, dtype)
+        assert settled.element_via == (None if dtype == "float32" else dtype)
         assert settled.nan_code == (9 if dtype == "bfloat16" else 7) and settled.nan_code_bfloat16 is None
     assert Arithmetic().for_input("float16") == Arithmetic()

@@ -79,7 +79,7 @@ def test_every_field_value(name: str, value: Any, block: tuple[int, int]) -> Non
     amax = np.full(16, 2.5, np.float32) if ar.row_scaled else 2.5
     judge(ORDINARY, ar, block)
     judge(SPECIALS, ar, block, amax)
-    if name in ("global_type", "sixth_type", "nan_code_bfloat16"):
+    if name in ("global_type", "sixth_type", "element_via", "nan_code_bfloat16"):
         for dtype in (np.float16, bfloat16):
             with np.errstate(all="ignore"):
                 judge(SPECIALS.astype(dtype), ar, block, amax)
@@ -95,7 +95,7 @@ def test_every_preset_at_ties_and_scale_midpoints(name: str) -> None:
     """E2M1-RNE, E4M3-RNE, SCALE-BLOCK: each E4M3 value, each midpoint, one ulp to either side
 
     FAST-MATH, TE-2-14, TE-REFERENCE, PEER-TORCHAO, PEER-MODELOPT, PEER-COMPRESSED-TENSORS, PEER-JAX-NN, PEER-VLLM,
-    PEER-TE-JAX, PEER-FOUROVERSIX: the presets' arithmetic, here and in the tests below.
+    PEER-QWIX, PEER-QWANTIZE, PEER-TE-JAX, PEER-FOUROVERSIX: the presets' arithmetic, here and in the tests below.
     """
     ar = PRESETS[name]
     step = 6 if ar.four_over_six else 1
