@@ -11,7 +11,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 import ml_dtypes
@@ -19,8 +19,12 @@ import numpy as np
 
 import nvfp4ref as nv
 from conformance import report as reports
+from conformance import study_command
+from conformance.capture import command as capture
 from conformance.compare import CONFORMS, NOT_JUDGED, Report, check
 from conformance.explain import diff, explain
+from conformance.terminal import complain, progress, refuse_unwritable
+from conformance.vectors import command as vectors_command
 from nvfp4ref.container import save_tensor
 from nvfp4ref.dump import Dump, from_tensor, iter_dumps, load_tensor, save_dump
 from nvfp4ref.streams import NAMES, dispatch
@@ -133,14 +137,14 @@ def _checked(path: str, options: argparse.Namespace) -> Iterator[Report]:
             if one.outputs and not options.json:
                 print(f"{label}: {one}", flush=True)
             if one.verdict == NOT_JUDGED:
-                _complain(f"{label}: {one.error}")
+                complain(f"{label}: {one.error}")
             if one.verdict == CONFORMS and options.undecided:
                 print(f"{label}: {_undecided(dump, options)}", file=sys.stderr if options.json else None, flush=True)
             if options.suggest_input and dump.d is None and (one.ambiguous or one.verdict == CONFORMS):
                 _suggest(dump, one, options)
             yield one
     except ValueError as error:
-        _complain(str(error))
+        complain(str(error))
         yield Report(NOT_JUDGED, error=str(error), arithmetic=options.arithmetic or "te")
 
 
@@ -164,11 +168,11 @@ def _suggest(dump: Dump, found: Report, options: argparse.Namespace) -> None:
 
     if found.verdict == CONFORMS:
         save_tensor(options.suggest_input, revealing(dump))
-        _complain(f"{options.suggest_input}: quantize this and check the dump of it; known deviations show on it")
+        complain(f"{options.suggest_input}: quantize this and check the dump of it; known deviations show on it")
         return
     suggestion = suggest_input(dump, diagnosis(dump, options.arithmetic))
     if suggestion is None:
-        _complain("no input was found that tells the explanations apart")
+        complain("no input was found that tells the explanations apart")
         return
     save_tensor(options.suggest_input, suggestion.x)
     print(f"nvfp4: {options.suggest_input}: {suggestion}", file=sys.stderr)
@@ -207,34 +211,14 @@ def _run(options: argparse.Namespace) -> int:
     from conformance import run
 
     for path in filter(None, (options.json, options.junit)):
-        _refuse_unwritable(path)
-    result = run.run(options.suite, options.backend, _progress() if sys.stderr.isatty() else None)
+        refuse_unwritable(path)
+    result = run.run(options.suite, options.backend, progress())
     print(reports.as_text(result))
     if options.json:
         reports.write_json(options.json, reports.as_json(result))
     if options.junit:
         reports.write_text(options.junit, reports.as_junit(result))
     return result.exit_code
-
-
-def _refuse_unwritable(path: str) -> None:
-    """Minutes of work are not to end at a folder that does not exist."""
-    folder = os.path.dirname(os.path.realpath(path))
-    if os.path.isdir(path) or not os.path.isdir(folder) or not os.access(folder, os.W_OK):
-        raise _Refused(
-            f"{path}: cannot be written: it is a directory, or its folder does not exist or is not writable"
-        )
-
-
-def _progress() -> Callable[[str, int, int], None]:
-    """A line on a terminal that overwrites itself and is gone when the work is done."""
-
-    def show(label: str, done: int, total: int) -> None:
-        text = f"{label}: {done} of {total}" if done < total else ""
-        sys.stderr.write(f"\r{text}\x1b[K")
-        sys.stderr.flush()
-
-    return show
 
 
 def _backends(options: argparse.Namespace) -> int:
@@ -260,7 +244,7 @@ class _Parser(argparse.ArgumentParser):
     """argparse with one sentence for an error; usage is a --help away."""
 
     def error(self, message: str) -> NoReturn:
-        _complain(f"{message}; see {self.prog} --help")
+        complain(f"{message}; see {self.prog} --help")
         raise SystemExit(2)
 
 
@@ -313,6 +297,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_quantize(commands)
     _add_checks(commands)
     _add_conformance(commands)
+    vectors_command.add(commands)
+    study_command.add(commands)
     return parser
 
 
@@ -409,10 +395,8 @@ def _add_conformance(commands: Any) -> None:
     listing = actions.add_parser("backends", help="which quantizers can run here, and why others cannot")
     listing.add_argument("--json", action="store_true")
     listing.set_defaults(run=_backends)
-
-
-def _complain(sentence: str) -> None:
-    print(f"nvfp4: {' '.join(str(sentence).split())}", file=sys.stderr)
+    capture.add_capture(actions)
+    capture.add_replay(actions)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -428,7 +412,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     except (_Refused, ValueError, TypeError, OSError, MemoryError) as error:
-        _complain(str(error) or "not enough memory")
+        complain(str(error) or "not enough memory")
         return 2
 
 

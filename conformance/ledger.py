@@ -9,7 +9,8 @@ A witness is written by hand, or made of a bundle by ``nvfp4 conformance replay 
 from __future__ import annotations
 
 import json
-from importlib.resources import files
+from collections.abc import Sequence
+from importlib import resources
 from typing import Any
 
 Ledger = dict[str, Any]
@@ -18,7 +19,7 @@ Witness = dict[str, Any]
 
 def load() -> Ledger:
     """The ledger as it stands in conformance/evidence/ledger.json."""
-    text = files("conformance").joinpath("evidence", "ledger.json").read_text(encoding="utf-8")
+    text = resources.files("conformance").joinpath("evidence", "ledger.json").read_text(encoding="utf-8")
     ledger: Ledger = json.loads(text)
     return ledger
 
@@ -34,7 +35,9 @@ def as_json(ledger: Ledger) -> str:
         "witnesses": witnesses,
         "open": [f"    {_plain(one)}" for one in ledger["open"]],
     }
-    return "{\n" + ",\n".join(f'  "{name}": [\n' + ",\n".join(items) + "\n  ]" for name, items in lists.items()) + "\n}\n"
+    return (
+        "{\n" + ",\n".join(f'  "{name}": [\n' + ",\n".join(items) + "\n  ]" for name, items in lists.items()) + "\n}\n"
+    )
 
 
 def _plain(value: Any) -> str:
@@ -83,8 +86,8 @@ def _witnesses(ledger: Ledger) -> list[str]:
     lines = _table("Witnesses", ("witness", "kind", "what", "device", "compared", "differences", "date"), rows)
     bundles = {w["bundle"]["file"]: w["bundle"]["root"] for w in ledger["witnesses"] if "bundle" in w}
     if bundles:
-        rows = [(f"`conformance/evidence/bundles/{file}`", f"`{root}`") for file, root in bundles.items()]
-        lines += _table("Bundles", ("replay it with `nvfp4 conformance replay`", "root hash"), rows)
+        files = [(f"`conformance/evidence/bundles/{file}`", f"`{root}`") for file, root in bundles.items()]
+        lines += _table("Bundles", ("replay it with `nvfp4 conformance replay`", "root hash"), files)
     return lines
 
 
@@ -98,14 +101,21 @@ def _rules(ledger: Ledger) -> list[str]:
     for rule, witness in strongest(ledger).items():
         others = [w["name"] for w in ledger["witnesses"] if rule in w["rules"] and w is not witness]
         against = [w["name"] for w in ledger["witnesses"] if rule in w["rules"] and w["different"]]
-        inputs = witness.get("inputs", "")
-        count = f"{inputs[rule]:,}" if isinstance(inputs, dict) else str(inputs)
         differs = f"; **differs in {', '.join(against)}**" if against else ""
         strong = f"{witness['name']}: {witness['kind']}{differs}"
         link = f"[{rule}](spec.md#{rule.lower()})"
         where = f"{witness['device']}, {witness['date']}"
-        rows.append((link, strong, count, where, ", ".join(others), ", ".join(asked.get(rule, []))))
+        more = (", ".join(others), ", ".join(asked.get(rule, [])))
+        rows.append((link, strong, _inputs(witness, rule), where, *more))
     return _table("Rules", ("rule", "strongest witness", "inputs", "device, date", "others", "open"), rows)
+
+
+def _inputs(witness: Witness, rule: str) -> str:
+    """How much was compared for a rule: items by rule where they were counted, else the witness's own words."""
+    inputs = witness.get("inputs", "")
+    if isinstance(inputs, dict):
+        return f"{inputs[rule]:,}" if rule in inputs else ""
+    return str(inputs)
 
 
 def _open(ledger: Ledger) -> list[str]:
@@ -118,17 +128,17 @@ def _open(ledger: Ledger) -> list[str]:
 
 
 def _answer(ledger: Ledger, one: dict[str, Any]) -> str | None:
-    """What Blackwell runs say to an open question, once each of its probes has run; None before."""
-    probes = one.get("probes", [])
-    found = {name: [w for w in of_blackwell(ledger) if w["name"].endswith(f": {name}")] for name in probes}
-    if not found or not all(found.values()):
-        return None
+    """What Blackwell runs say to an open question, once each of its probes has run on its rules; None before."""
+    names = one.get("probes", [])
+    found = {name: [w for w in of_blackwell(ledger) if w["name"].endswith(f": {name}")] for name in names}
     some = [witness for group in found.values() for witness in group]
+    if not names or not all(found.values()) or not set(one["rules"]) <= {rule for w in some for rule in w["rules"]}:
+        return None
     verdict = "differs" if any(witness["different"] for witness in some) else "as the rule says"
     return f"{verdict}: {', '.join(witness['name'] for witness in some)}"
 
 
-def _table(title: str, head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+def _table(title: str, head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
     lines = ["", f"## {title}", "", f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     return lines + [f"| {' | '.join(row)} |" for row in rows]
 

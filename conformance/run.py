@@ -39,7 +39,7 @@ class CaseResult:
     Attributes:
         outputs: counts against the declared preset.
         baseline: counts against ``te``; empty where the preset is ``te``.
-        causes: the differences from ``te`` by what causes them (see ``_causes``).
+        causes: the differences from ``te`` by what causes them (see ``causes_of``).
         error: what went wrong when there was no answer to compare.
     """
 
@@ -156,7 +156,7 @@ def run_backend(
         own = None if reason is not None else backend.cases(suite)
         listed = list(cases if own is None else own)
     except Exception as error:  # noqa: BLE001 - another package's failure is a result, not the end of the run
-        reason, version, listed = f"it cannot be asked: {_said(error)}", "", []
+        reason, version, listed = f"it cannot be asked: {said(error)}", "", []
     if reason is not None:
         return BackendResult(backend.name, backend.preset, reason=reason)
     served = [case for case in listed if case.needs <= backend.features]
@@ -185,9 +185,9 @@ def run_case(backend: Backend, case: Case) -> CaseResult:
         outputs = compare(case, found, backend.preset)
         if backend.preset != BASELINE and case.arithmetic is None:
             baseline = compare(case, found, BASELINE)
-            causes = _causes(case, found, baseline)
+            causes = causes_of(case, found, baseline)
     except Exception as reason:  # noqa: BLE001 - as above
-        error = _said(reason)
+        error = said(reason)
     return CaseResult(
         case.id, case.family, case.hunts, outputs, baseline, causes, time.monotonic() - start, error
     )
@@ -214,7 +214,7 @@ def compare(case: Case, found: Outputs, preset: str) -> dict[str, Count]:
     return counts
 
 
-def _causes(case: Case, found: Outputs, baseline: dict[str, Count]) -> dict[str, int]:
+def causes_of(case: Case, found: Outputs, baseline: dict[str, Count]) -> dict[str, int]:
     """Differences from ``te`` by cause: signs of zero, NaN or an amax of 0 in what was given, or neither."""
     total = sum(one.different for one in baseline.values())
     if not total:
@@ -233,7 +233,7 @@ def _causes(case: Case, found: Outputs, baseline: dict[str, Count]) -> dict[str,
     return {cause: n for cause, n in (("sign of zero", signs), (rest, total - signs)) if n}
 
 
-def _said(error: Exception) -> str:
+def said(error: Exception) -> str:
     """An exception in one line, with the place that raised it."""
     place = traceback.extract_tb(error.__traceback__)[-1] if error.__traceback__ else None
     where = f" ({place.filename.rsplit('/', 1)[-1]}:{place.lineno})" if place else ""
@@ -251,7 +251,7 @@ def describe() -> list[dict[str, Any]]:
             reason = backend.availability()
             version = backend.version() if reason is None else ""
         except Exception as error:  # noqa: BLE001 - as above
-            reason = f"it cannot be asked: {_said(error)}"
+            reason = f"it cannot be asked: {said(error)}"
         found.append(
             {
                 "name": name,

@@ -414,7 +414,10 @@ class _Search:
         for name, preset in nv.PRESETS.items():
             if name == declared.name:
                 continue
-            fields = of_fields(self.base.arithmetic, _like(preset, self.base, self.evidence))
+            try:
+                fields = of_fields(self.base.arithmetic, _like(preset, self.base, self.evidence))
+            except ValueError:  # a preset that cannot be what is declared: row-scaled without a global scale
+                continue
             steps = tuple(_layout_step(Step(id, change)) for id, change in fields.items())
             solution = self._preset_solution(steps)
             if solution is None or not explains_all(solution):

@@ -10,7 +10,6 @@ more.  float16 and bfloat16 go through NVIDIA's functions for those types, not t
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import functools
 import hashlib
@@ -31,6 +30,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from nvfp4hw import cache
 from nvfp4hw.backends.base import Case, Outputs
 
 Array = np.ndarray[Any, Any]
@@ -195,9 +195,9 @@ def library() -> Library:
     headers, compiler = find_headers(), find_compiler()
     compiler_version = _compiler_version(compiler)
     name = f"cuda_header-{_fingerprint(headers, (*compiler, compiler_version))}.so"
-    for folder in (_cache_folder(), None):
+    for folder in (cache.user_folder(), None):
         try:
-            path = (folder or _temporary_folder()) / name
+            path = (folder or cache.temporary_folder()) / name
             if not path.is_file():
                 _compile(headers, compiler, path)
             return Library(ctypes.CDLL(str(path)), f"{headers.version} ({compiler_version})")
@@ -214,35 +214,6 @@ def _fingerprint(headers: Headers, compiler: tuple[str, ...]) -> str:
         digest.update(path.read_bytes() if path else _HOST_ONLY.encode())
     digest.update("\0".join((*compiler, *_FLAGS, platform.machine(), sys.platform)).encode())
     return digest.hexdigest()[:20]
-
-
-def _cache_folder() -> Path | None:
-    """The user's folder for compiled files, made when needed; None when it is not ours to trust or write."""
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA")
-    elif sys.platform == "darwin":
-        base = os.path.expanduser("~/Library/Caches")
-    else:
-        base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    if not base or not os.path.isabs(base):
-        return None
-    folder = Path(base) / "nvfp4ref"
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.stat()
-    except OSError:
-        return None
-    # What is loaded from here runs as us: nobody else may be able to put a file there.
-    shared = sys.platform != "win32" and (status.st_uid != os.getuid() or status.st_mode & 0o022)
-    return None if shared or not os.access(folder, os.W_OK) else folder
-
-
-@functools.cache
-def _temporary_folder() -> Path:
-    """A private folder that lasts as long as the process."""
-    folder = Path(tempfile.mkdtemp(prefix="nvfp4ref-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
 
 
 def _compile(headers: Headers, compiler: tuple[str, ...], path: Path) -> None:

@@ -1,0 +1,389 @@
+"""Judging a bundle without the machine that made it: every recorded byte against the oracle, every probe anew.
+
+Nothing that the recording says about itself is believed: cases are made again and must hash to the question that
+was recorded, outputs are compared with the oracle's, and a probe's counts are counted again from its arrays.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+
+import nvfp4ref as nv
+from conformance import cases as suite_cases
+from conformance import run
+from conformance.capture import machine, simulated
+from conformance.capture.bundle import Bundle, Record, Ref, Unit, describe, open_bundle
+from conformance.capture.question import digest
+from conformance.compare import NOT_JUDGED, Report, check
+from conformance.count import Count
+from conformance.expect import Expectation
+from conformance.report import Seen
+from nvfp4hw import backends
+from nvfp4hw.backends.base import Case, Outputs
+from nvfp4ref.container import foreign
+from nvfp4ref.dump import Dump
+
+#: Called with a label, how many are done, and of how many (0: not known).
+Progress = Callable[[str, int, int], None]
+
+_NAMED = 12  # departing cases of a backend that are diagnosed
+_PROBE = "probe"  # the family of a probe's only case
+
+
+@dataclass(frozen=True)
+class UnitResult:
+    """One backend or probe judged.
+
+    Attributes:
+        unit: as recorded.
+        result: the counts, in the form of a run of the suite; a probe is one with a single case.
+        missing: ids of cases that it was to answer and that are not recorded.
+        rules: counts by rule, over the outputs that rest on it.
+        named: what the differences are, in sentences.
+        refused: what the package or its device refused to do, in its words, by case.
+        unjudged: why records could not be judged, in sentences.
+    """
+
+    unit: Unit
+    result: run.BackendResult
+    missing: tuple[str, ...] = ()
+    rules: dict[str, Count] = field(default_factory=dict)
+    named: tuple[str, ...] = ()
+    refused: dict[str, str] = field(default_factory=dict)
+    unjudged: tuple[str, ...] = ()
+
+    @property
+    def status(self) -> str:
+        """The status of a run; "failed" too when not everything was answered, or could be judged."""
+        incomplete = self.stopped or self.unjudged
+        return run.FAILED if incomplete and self.result.status != run.DEPARTS else self.result.status
+
+    @property
+    def stopped(self) -> str | None:
+        """Why it did not answer everything that it was asked; None when it did, or could not run at all."""
+        end, info = self.unit.end, self.unit.info
+        if not info and not end:
+            return "the recording was stopped before it"
+        if end.get("state") in ("failed", "stopped") and (self.missing or not info):
+            return str(end.get("reason"))
+        return "the recording was stopped in it" if self.missing else None
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A bundle judged; ``seen`` is what a page shows of it: counts by rule and unit, a few departing answers."""
+
+    bundle: Bundle
+    units: list[UnitResult]
+    seconds: float
+    seen: Seen = field(default_factory=Seen, repr=False)
+
+    @property
+    def exit_code(self) -> int:
+        """2 when something could not be judged, 1 when something differs, failed or is not complete, else 0."""
+        if any(one.unjudged for one in self.units):
+            return 2
+        return int(any(one.status in (run.FAILED, run.DEPARTS) for one in self.units))
+
+    def suite(self) -> run.SuiteResult:
+        """The result as that of a run, for the reports that those have."""
+        header = self.bundle.header
+        environment = {**header["environment"], "nvfp4ref": nv.__version__}
+        return run.SuiteResult(header["suite"], [one.result for one in self.units], [], self.seconds, environment)
+
+    def rules(self) -> dict[str, Count]:
+        """Counts by rule over all units, in the order of their first use."""
+        return self.seen.totals()
+
+
+def replay(path: str | os.PathLike[str], progress: Progress | None = None) -> Replay:
+    """Judge a bundle, or the folder of one that is not finished.
+
+    Raises BundleError: it cannot be read, or is not what was recorded.
+    """
+    start = time.monotonic()
+    bundle = open_bundle(path)
+    with foreign(f"{bundle.path}: cannot be judged"):
+        suite = str(bundle.header["suite"])
+        dict(bundle.header["environment"]), dict(bundle.header["oracle"]), machine.described(bundle.header)
+    questions, seen = _Questions(suite, machine.recorder(bundle.header)), Seen()
+    units = []
+    for unit in bundle.units:
+        with foreign(f"{bundle.path}: {unit.folder} cannot be judged"):
+            judge = _backend if unit.kind == "backend" else _probe
+            units.append(judge(unit, questions, seen, progress))
+    return Replay(bundle, units, time.monotonic() - start, seen)
+
+
+# ---- backends ----------------------------------------------------------------------------------------------
+
+
+class _Questions:
+    """The cases of a suite by id, and the hash of each; made once for all backends."""
+
+    def __init__(self, suite: str, recorder: str) -> None:
+        self.suite = suite
+        self.elsewhere = f"replay it with what recorded it, {recorder}"
+        self._cases: dict[str, Case] = {}
+        self._digests: dict[str, str] = {}
+
+    def of_suite(self) -> dict[str, Case]:
+        if not self._cases:
+            self._cases = {case.id: case for case in suite_cases.cases(self.suite)}
+        return self._cases
+
+    def of_backend(self, name: str) -> dict[str, Case]:
+        """The cases that a backend is given, its own or those of the suite."""
+        try:
+            backend = simulated.load_backend(name)
+        except ValueError:  # of another package, which is not here
+            return self.of_suite()
+        own = None if isinstance(backend, backends.Unavailable) else backend.cases(self.suite)
+        return self.of_suite() if own is None else {case.id: case for case in own}
+
+    def digest(self, case: Case) -> str:
+        """The hash of a case, made once where backends share it."""
+        if self._cases.get(case.id) is not case:
+            return digest(case)
+        if case.id not in self._digests:
+            self._digests[case.id] = digest(case)
+        return self._digests[case.id]
+
+
+class _Unjudged(Exception):
+    """A record that says nothing that could be judged; the message is a sentence."""
+
+
+class _Answers:
+    """The answers of a recording, behind the protocol of a backend."""
+
+    def __init__(self, unit: Unit) -> None:
+        self._unit = unit
+        self.name, self.preset = unit.name, str(unit.info.get("preset", ""))
+        self.features = frozenset(unit.info.get("features", ()))
+
+    def availability(self) -> str | None:
+        return None
+
+    def version(self) -> str:
+        return str(self._unit.info.get("version", ""))
+
+    def cases(self, suite: str) -> None:
+        return None
+
+    def quantize(self, case: Case) -> Outputs:
+        outputs = self._unit.records[case.id].outputs
+        expected = Expectation(case, self.preset)
+        return {name: self._array(expected, name, ref) for name, ref in outputs.items()}
+
+    def _array(self, expected: Expectation, name: str, ref: Ref) -> np.ndarray[Any, Any]:
+        if ref.at is not None:
+            return self._unit.array(ref)
+        right = expected.output(name)
+        if describe(right) != ref:
+            raise _Unjudged(
+                f"{expected.case.id}: {name} was what the oracle of that time gives and is not what this one gives; "
+                "its bytes were not kept"
+            )
+        return right
+
+
+def _backend(unit: Unit, questions: _Questions, seen: Seen, progress: Progress | None) -> UnitResult:
+    info = unit.info
+    records = unit.records
+    asked = [str(ident) for ident in info.get("asked", ())]
+    if info and str(info.get("preset")) not in nv.PRESETS and records:
+        said = f"it declares the preset {info.get('preset')!r}, which this nvfp4ref does not have"
+        return UnitResult(unit, _result(unit, []), unjudged=(said,))
+    answers = _Answers(unit)
+    known = questions.of_backend(unit.name) if records else {}
+    results: list[run.CaseResult] = []
+    refused: dict[str, str] = {}
+    unjudged: list[str] = []
+    for done, record in enumerate(records.values(), 1):
+        if record.refused is not None:
+            refused[record.id] = record.refused
+        try:
+            if record.refused is None or record.outputs:
+                results.append(_case(answers, record, known, questions, seen))
+        except _Unjudged as reason:
+            unjudged.append(str(reason))
+        if progress is not None:
+            progress(f"replaying {unit.name}", done, len(records))
+    missing = tuple(ident for ident in asked if ident not in records)
+    result = _result(unit, results)
+    if refused and not results and not unjudged:
+        result = replace(result, reason=f"it refuses all {len(refused)} cases: {next(iter(refused.values()))}")
+    rules = _counts_of(unit, seen)
+    return UnitResult(unit, result, missing, rules, _named(answers, result, known), refused, tuple(unjudged))
+
+
+def _counts_of(unit: Unit, seen: Seen) -> dict[str, Count]:
+    return {rule: by_unit[unit.name] for rule, by_unit in seen.counts.items() if unit.name in by_unit}
+
+
+def _result(unit: Unit, results: list[run.CaseResult]) -> run.BackendResult:
+    info = unit.info
+    reason = info.get("reason") or (None if results or info.get("asked") else unit.end.get("reason"))
+    seconds = sum(case.seconds for case in results)
+    return run.BackendResult(
+        unit.name,
+        str(info.get("preset", "")),
+        str(info.get("version", "")),
+        None if reason is None or results else str(reason),
+        results,
+        int(info.get("unserved", 0)),
+        seconds,
+    )
+
+
+def _case(
+    answers: _Answers, record: Record, known: dict[str, Case], questions: _Questions, seen: Seen
+) -> run.CaseResult:
+    """One record judged."""
+    case = known.get(record.id)
+    if case is None:
+        raise _Unjudged(f"{record.id}: there is no such case here: {questions.elsewhere}")
+    if record.question != questions.digest(case):
+        raise _Unjudged(f"{record.id}: asks something else here, the suite has changed: {questions.elsewhere}")
+    if record.error is not None:
+        return run.CaseResult(case.id, case.family, case.hunts, {}, {}, {}, record.seconds, record.error)
+    found = answers.quantize(case)
+    try:
+        outputs = run.compare(case, found, answers.preset)
+    except ValueError as error:  # an output that such a case does not have
+        return run.CaseResult(case.id, case.family, case.hunts, {}, {}, {}, record.seconds, str(error))
+    baseline: dict[str, Count] = {}
+    causes: dict[str, int] = {}
+    if answers.preset != run.BASELINE and case.arithmetic is None:
+        baseline = run.compare(case, found, run.BASELINE)
+        causes = run.causes_of(case, found, baseline)
+    result = run.CaseResult(case.id, case.family, case.hunts, outputs, baseline, causes, record.seconds)
+    seen(answers, case, found, result)
+    return result
+
+
+# ---- what the differences are ------------------------------------------------------------------------------
+
+
+def _named(answers: _Answers, result: run.BackendResult, known: dict[str, Case]) -> tuple[str, ...]:
+    """What a few departing cases, small ones of different families, have in common: the deviations that explain all.
+
+    Where no deviation does, what each of them looks like.
+    """
+    departing = [known[one.id] for one in result.cases if one.status == run.DEPARTS]
+    # a given amax is no maximum, which check() would call a difference of its own
+    plain = [case for case in departing if case.kind == "quantize" and case.amax is None and case.amax_t is None]
+    families: dict[str, list[Case]] = {}
+    for case in sorted(plain, key=lambda case: case.x.size):
+        families.setdefault(case.family, []).append(case)
+    chosen = [case for row in zip_longest(*families.values()) for case in row if case is not None][:_NAMED]
+    common: dict[str, Any] | None = None
+    reports: dict[str, Report] = {}
+    for case in chosen:
+        found = _checked(case, answers)
+        reports[case.id] = found
+        if found.verdict == NOT_JUDGED:
+            continue
+        exact = {one.id: one for one in found.deviations if one.exact}
+        common = exact if common is None else {ident: one for ident, one in exact.items() if ident in common}
+        if not common:  # nothing explains all of them, and further ones will not change that
+            break
+    if common:
+        explained = [ident for ident, report in reports.items() if report.verdict != NOT_JUDGED]
+        which = f"the {len(explained)} departing cases looked at ({', '.join(explained[:3])} …)"
+        return tuple(f"{one.id} explains {which}: {one.what}; {one.fix}" for one in common.values())
+    return tuple(f"{ident}: {text}" for ident, report in reports.items() for text in _shape(report))
+
+
+def _checked(case: Case, answers: _Answers) -> Report:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return check(dump_of(case, answers.quantize(case), answers.preset))
+    except ValueError as error:
+        return Report(NOT_JUDGED, error=f"it cannot be diagnosed: {error}")
+
+
+def _shape(report: Report) -> Iterator[str]:
+    if report.error is not None:
+        yield report.error
+    elif report.sentences:
+        yield f"first at {report.stage}: {report.sentences[0]}"
+
+
+def dump_of(case: Case, outputs: Outputs, preset: str) -> Dump:
+    """The dump of an answer.  Raises ValueError when its arrays are not those of a quantized tensor."""
+    given: dict[str, Any] = {name: outputs[name] for name in _DUMPED if name in outputs}
+    given["arithmetic"] = nv.arithmetic(case.arithmetic or preset, **case.fields)
+    for suffix in ("", "_t"):
+        state = case.data.get("rng" + suffix)
+        if state is not None:
+            given[("rng" if isinstance(state, nv.Philox) else "rbits") + suffix] = state
+    return Dump(
+        x=case.x,
+        block=case.block,
+        rht_t=False if case.rht_t is None else case.rht_t,
+        rounding=case.rounding,
+        **given,
+    )
+
+
+_DUMPED = [name + suffix for suffix in ("", "_t") for name in ("packed", "scales", "amax")]
+
+
+# ---- probes ------------------------------------------------------------------------------------------------
+
+
+def _probe(unit: Unit, questions: _Questions, seen: Seen, progress: Progress | None) -> UnitResult:
+    """A probe's record, counted again from its arrays."""
+    what, rules = str(unit.info.get("what", "")), [str(rule) for rule in unit.info.get("rules", ())]
+    missing = tuple(str(ident) for ident in unit.info.get("asked", ()) if ident not in unit.records)
+    cases: list[run.CaseResult] = []
+    named: tuple[str, ...] = ()
+    unjudged: list[str] = []
+    for record in unit.records.values():
+        if progress is not None:
+            progress(f"replaying {unit.name}", 0, 0)
+        if record.error is not None:
+            cases.append(run.CaseResult(record.id, _PROBE, what, {}, {}, {}, record.seconds, record.error))
+            continue
+        try:
+            count, named = _verified(unit, record, questions)
+        except _Unjudged as reason:
+            unjudged.append(str(reason))
+            continue
+        cases.append(run.CaseResult(record.id, _PROBE, what, {"items": count}, {}, {}, record.seconds))
+        for rule in rules:
+            seen.counts.setdefault(rule, {})[unit.name] = count
+    return UnitResult(unit, _result(unit, cases), missing, _counts_of(unit, seen), named, unjudged=tuple(unjudged))
+
+
+def _verified(unit: Unit, record: Record, questions: _Questions) -> tuple[Count, tuple[str, ...]]:
+    """The count of a probe, made again here, and in sentences its counterexamples and what its record says wrongly."""
+    try:
+        probe = simulated.load_probe(unit.name)
+    except ValueError as error:
+        raise _Unjudged(f"{unit.name}: {error}: {questions.elsewhere}") from None
+    again = probe.verify(dict(record.facts["record"]), {name: unit.array(ref) for name, ref in record.outputs.items()})
+    said = [" ".join(f"{key} {value}" for key, value in one.items()) for one in again.first]
+    claims = {
+        "status": again.status,
+        "compared": again.compared,
+        "different": again.different,
+        "rules": list(probe.rules),
+    }
+    for name, found in claims.items():
+        claimed = unit.info.get(name) if name == "rules" else record.facts.get(name)
+        if claimed != found:
+            said.append(f"its record says {name} {claimed}, and its arrays say {found}")
+    wrong = max(int(again.different), int(again.status != "pass" or bool(said)))
+    return Count(max(int(again.compared), wrong), wrong), tuple(said)
