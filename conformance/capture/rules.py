@@ -15,7 +15,7 @@ from nvfp4hw.backends.base import Case
 
 Array = np.ndarray[Any, Any]
 
-#: What quantizers beside Transformer Engine's kernels are witnesses of, where it is not PEER-NAME: their own rule.
+#: What quantizers beside Transformer Engine's kernels are witnesses of, where it is not PEER-…: their own rule.
 _OF_PRESET = {"te-2.14": "TE-2-14", "te-reference": "TE-REFERENCE"}
 _KERNELS = ("te", "te-fused-rht", "te-fast-math", "four-over-six")
 _OF_KIND = {
