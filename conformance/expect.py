@@ -11,7 +11,7 @@ import numpy as np
 
 import nvfp4ref as nv
 from nvfp4hw.backends.base import Case
-from nvfp4ref import blocks, hadamard, partial_cast
+from nvfp4ref import blocks, hadamard, linear, partial_cast
 from nvfp4ref.fp32 import to_bfloat16, to_float16
 
 Array = np.ndarray[Any, Any]
@@ -212,6 +212,48 @@ def _recipe(expected: Expectation, name: str) -> Array:
     return output
 
 
+# ---- a layer and a product ---------------------------------------------------------------------------------
+
+#: operand of a layer's GEMMs -> the GEMM that reads it, and which of its two operands it is
+_OPERANDS = {
+    "x": ("fprop", 0),
+    "w": ("fprop", 1),
+    "dy": ("dgrad", 0),
+    "w_t": ("dgrad", 1),
+    "dy_t": ("wgrad", 0),
+    "x_t": ("wgrad", 1),
+}
+
+
+def _linear(expected: Expectation, name: str) -> Array:
+    """y, dx and dw of a layer without bias under the training recipe, or "x.packed", "dy.scales_t" … of an operand."""
+    case = expected.case
+    tensors = {"x": case.x, "w": case.data["w"], "dy": case.data["dy"]}
+    recipe, rng = nv.recipe.recipe("te", arithmetic=expected.arithmetic), case.data["rng"]
+    tensor, _, output = name.partition(".")
+    if output:
+        suffix = "_t" if output.endswith("_t") else ""
+        gemm, place = _OPERANDS[tensor + suffix]
+        operand = recipe.operands(gemm)[place]
+        return _OF_TENSOR[output.removesuffix("_t")](linear.quantize_operand(tensors[tensor], operand, rng))
+    products: dict[str, Callable[[], Array]] = {
+        "y": lambda: linear.fprop(case.x, tensors["w"], recipe),
+        "dx": lambda: linear.dgrad(tensors["dy"], tensors["w"], recipe, rng=rng),
+        "dw": lambda: linear.wgrad(tensors["dy"], case.x, recipe, rng=rng, out_dtype=ml_dtypes.bfloat16),
+    }
+    return products[name]()
+
+
+def _gemm(expected: Expectation, name: str) -> Array:
+    """d of two given tensors, a·bᵀ."""
+    data = expected.case.data
+    a, b = (
+        nv.NVFP4Tensor.from_arrays(data[f"{one}_packed"], data[f"{one}_scales"], data[f"{one}_amax"]) for one in "ab"
+    )
+    dtype: Any = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}[data["out_dtype"]]
+    return {"d": lambda: nv.matmul(a, b, out_dtype=dtype, alpha_form=data["alpha_form"])}[name]()
+
+
 _KINDS: dict[str, Callable[[Expectation, str], Array]] = {
     "quantize": _quantize,
     **dict.fromkeys(_CODECS, _codec),
@@ -221,4 +263,6 @@ _KINDS: dict[str, Callable[[Expectation, str], Array]] = {
     "dequantize": _dequantize,
     "swizzle": _swizzle,
     "recipe": _recipe,
+    "linear": _linear,
+    "gemm": _gemm,
 }

@@ -23,10 +23,10 @@ from conformance import exhaustive
 from conformance.count import Count, count, count_amax, count_codes
 from conformance.expect import Expectation
 from nvfp4hw import backends
-from nvfp4hw.backends.base import Backend, Case, Outputs
+from nvfp4hw.backends.base import Backend, Case, Outputs, Refused
 
 BASELINE = "te"
-CONFORMS, DEPARTS, FAILED, NOT_RUN = "conforms", "departs", "failed", "not run"
+CONFORMS, DEPARTS, FAILED, NOT_RUN, REFUSED = "conforms", "departs", "failed", "not run", "refused"
 
 #: Called with a label, how many are done, and of how many (0: not known).
 Progress = Callable[[str, int, int], None]
@@ -41,6 +41,7 @@ class CaseResult:
         baseline: counts against ``te``; empty where the preset is ``te``.
         causes: the differences from ``te`` by what causes them (see ``causes_of``).
         error: what went wrong when there was no answer to compare.
+        refused: what the package or its device does not do of it, in its words; what it did do is in ``outputs``.
     """
 
     id: str
@@ -51,12 +52,15 @@ class CaseResult:
     causes: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     error: str | None = None
+    refused: str | None = None
 
     @property
     def status(self) -> str:
-        """ "conforms", "departs" (from the declared preset) or "failed"."""
+        """ "conforms", "departs" (from the declared preset), "failed", or "refused" where there is no output."""
         if self.error is not None:
             return FAILED
+        if self.refused is not None and not self.outputs:
+            return REFUSED
         return DEPARTS if any(one.different for one in self.outputs.values()) else CONFORMS
 
 
@@ -81,11 +85,16 @@ class BackendResult:
 
     @property
     def status(self) -> str:
-        """ "not run", else the worst of its cases; one that served no case is not run either."""
-        if self.reason is not None or not self.cases:
-            return NOT_RUN
+        """ "not run", else the worst of its cases; one that served no case, or refused all, is not run either."""
         found = {case.status for case in self.cases}
-        return next(status for status in (FAILED, DEPARTS, CONFORMS) if status in found)
+        if self.reason is not None:
+            return NOT_RUN
+        return next((status for status in (FAILED, DEPARTS, CONFORMS) if status in found), NOT_RUN)
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """Case id -> what was refused of it, in the package's words."""
+        return {case.id: case.refused for case in self.cases if case.refused is not None}
 
     def totals(self, baseline: bool = False) -> dict[str, Count]:
         """Counts by output over all cases, against the preset or against ``te``."""
@@ -177,7 +186,7 @@ def run_case(backend: Backend, case: Case) -> CaseResult:
     outputs: dict[str, Count] = {}
     baseline: dict[str, Count] = {}
     causes: dict[str, int] = {}
-    error = None
+    error = refused = None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -186,11 +195,13 @@ def run_case(backend: Backend, case: Case) -> CaseResult:
         if backend.preset != BASELINE and case.arithmetic is None:
             baseline = compare(case, found, BASELINE)
             causes = causes_of(case, found, baseline)
+        refused = getattr(backend, "refused", {}).get(case.id)
+    except Refused as reason:
+        refused = str(reason)
     except Exception as reason:  # noqa: BLE001 - as above
         error = said(reason)
-    return CaseResult(
-        case.id, case.family, case.hunts, outputs, baseline, causes, time.monotonic() - start, error
-    )
+    seconds = time.monotonic() - start
+    return CaseResult(case.id, case.family, case.hunts, outputs, baseline, causes, seconds, error, refused)
 
 
 def compare(case: Case, found: Outputs, preset: str) -> dict[str, Count]:

@@ -11,6 +11,7 @@ import importlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
 from nvfp4hw.backends.base import Backend, Case, Outputs
 
@@ -18,7 +19,8 @@ __all__ = ["Backend", "Case", "ENTRY_POINT_GROUP", "Outputs", "Unavailable", "lo
 
 ENTRY_POINT_GROUP = "nvfp4.backends"
 
-#: Built-in backends: name -> module.  Each module has ``BACKEND``, the class (or an instance) of its backend.
+#: Built-in backends: name -> module, or module:class.  A module has ``BACKEND``, the class (or an instance) of its
+#: first backend.
 _BUILT_IN = {
     "te-vectors": "nvfp4hw.backends.te_vectors",
     "cuda-header": "nvfp4hw.backends.cuda_header",
@@ -28,6 +30,18 @@ _BUILT_IN = {
     "modelopt": "nvfp4hw.backends.modelopt",
     "compressed-tensors": "nvfp4hw.backends.compressed_tensors",
     "jax-nn": "nvfp4hw.backends.jax_nn",
+    "qwix": "nvfp4hw.backends.qwix",
+    "qwantize": "nvfp4hw.backends.qwantize",
+    "te-torch": "nvfp4hw.backends.te_torch",
+    "te-torch-kernels": "nvfp4hw.backends.te_kernels",
+    "te-jax-gpu": "nvfp4hw.backends.te_jax:TransformerEngineJaxGpu",
+    "te-jax-cuda": "nvfp4hw.backends.te_jax:TransformerEngineJaxCuda",
+    "torchao-gpu": "nvfp4hw.backends.torchao:TorchaoGpu",
+    "torchao-mslk": "nvfp4hw.backends.torchao:TorchaoMslk",
+    "torchao-training": "nvfp4hw.backends.torchao:TorchaoTraining",
+    "flashinfer": "nvfp4hw.backends.flashinfer",
+    "jax-nn-gpu": "nvfp4hw.backends.jax_nn:JaxNNGpu",
+    "cublaslt": "nvfp4hw.backends.cublaslt",
 }
 
 
@@ -68,15 +82,18 @@ def load(name: str) -> Backend:
         raise ValueError(f"there is no backend {name!r}; the backends are {', '.join(names())}")
     try:
         built_in = name in _BUILT_IN
-        found = importlib.import_module(_BUILT_IN[name]).BACKEND if built_in else third_party[name].load()
+        found = _built_in(name) if built_in else third_party[name].load()
         backend = found() if isinstance(found, type) else found
     except Exception as error:  # noqa: BLE001 - whatever another package's import raises must not end the run
         return Unavailable(name, f"its module cannot be imported: {type(error).__name__}: {error}")
     if not isinstance(backend, Backend):
-        return Unavailable(
-            name, f"{found!r} is no Backend: see nvfp4hw.backends.base for the members it needs"
-        )
+        return Unavailable(name, f"{found!r} is no Backend: see nvfp4hw.backends.base for the members it needs")
     return backend
+
+
+def _built_in(name: str) -> Any:
+    module, _, member = _BUILT_IN[name].partition(":")
+    return getattr(importlib.import_module(module), member or "BACKEND")
 
 
 def _third_party() -> dict[str, EntryPoint]:

@@ -26,17 +26,13 @@ Array = np.ndarray[Any, Any]
 _FLOAT32_NAN = np.uint32(0x7FFFFFFF).view(np.float32)
 
 
-class Refused(RuntimeError):
-    """The package or its device does not do what a case asks, and says so: no answer, and no failure either."""
-
-
 class PackageBackend:
     """A backend that calls functions of one installed package.
 
     Class attributes: ``distributions`` are the names on PyPI of the packages that decide the bits, the first
     of them the quantizer's own; ``requirements`` those that must only be there; ``versions`` the first version of
     the first that has the calls and the first that was not read, as "2.15"; ``uses`` are the objects called, as
-    "module:attribute"; ``install`` is the command that provides all of it.
+    "module:attribute" or "module"; ``install`` is the command that provides all of it.
     """
 
     name: str
@@ -74,7 +70,8 @@ class PackageBackend:
         if cls.versions is not None:
             (first, below), found = cls.versions, metadata.version(cls.distributions[0])
             if not _numbers(first) <= _numbers(found) < _numbers(below):
-                return f"{cls.distributions[0]} {found} is installed, and this backend calls {first} or later, below {below}: {cls.install}"
+                wanted = f"{first} or later, below {below}"
+                return f"{cls.distributions[0]} {found} is installed, and this backend calls {wanted}: {cls.install}"
         return None
 
     @classmethod
@@ -115,9 +112,9 @@ def _imported(uses: tuple[str, ...]) -> tuple[Any, ...]:
     return tuple(_attribute(*use.split(":")) for use in uses)
 
 
-def _attribute(module: str, path: str) -> Any:
+def _attribute(module: str, path: str = "") -> Any:
     found: Any = importlib.import_module(module)
-    for name in path.split("."):
+    for name in filter(None, path.split(".")):
         found = getattr(found, name)
     return found
 

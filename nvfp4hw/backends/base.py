@@ -12,6 +12,11 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+
+class Refused(RuntimeError):
+    """The package or its device does not do what a case asks, and says so: no answer, and no failure either."""
+
+
 #: The arrays a backend may return.  Shapes for an input x of shape (R, C), always compact and trimmed:
 #: packed (R, C/2), scales (R, C/16), amax () or (R,); ``*_t`` the same for the columnwise output, whose
 #: shapes are those of x transposed; codes and bytes are one-dimensional results of the codec kinds.
@@ -82,4 +87,4 @@ class Backend(Protocol):
         """The backend's own cases (recordings replayed), or None to be given the suite's."""
 
     def quantize(self, case: Case) -> Outputs:
-        """Run the real quantizer on one case."""
+        """Run the real quantizer on one case.  Raises Refused for what the package or the device does not do."""
