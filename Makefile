@@ -2,6 +2,7 @@
 # make test          set up, then lint, type-check and run the tests
 # make exhaustive    all 2^32 float32 inputs through both codecs, every bfloat16 block, every stochastic threshold (about 15 minutes)
 # make release       build the wheel and the sdist, install the wheel alone in an environment of its own, and use it
+# make studies       compute the pages of docs/studies again, figures and all
 # make bench         speed against the other implementations, on one core
 # make clean         remove the environment and every cache
 #
@@ -21,7 +22,7 @@ COMMA := ,
 ALL_STAMP := $(VENV)/.installed-$(KEY)-all
 RUN_STAMP := $(or $(wildcard $(ALL_STAMP)),$(VENV)/.installed-$(KEY)-$(subst $(COMMA),+,$(EXTRAS)))
 
-.PHONY: conformance test exhaustive release bench clean
+.PHONY: conformance test exhaustive release studies bench clean
 
 conformance: $(RUN_STAMP)
 	$(BIN)/nvfp4 conformance run --suite quick $(ARGS)
@@ -43,6 +44,9 @@ release: $(ALL_STAMP)
 	$(PYTHON) -m venv $(VENV)-release
 	$(VENV)-release/bin/python -m pip install -q --disable-pip-version-check dist/*.whl
 	cd dist && ../$(VENV)-release/bin/python ../tests/installed.py
+
+studies: $(ALL_STAMP)
+	for page in published gemm amax witnesses; do $(BIN)/python docs/studies/$$page.py --write || exit 1; done
 
 bench: $(ALL_STAMP)
 	$(BIN)/python benchmarks/quantize.py $(ARGS)

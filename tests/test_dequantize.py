@@ -133,3 +133,12 @@ def test_bad_input_is_refused_in_one_sentence(arguments: Any, says: str) -> None
 def test_another_dtype_is_refused_in_words(dtype: Any) -> None:
     with pytest.raises(TypeError, match="dequantize gives"):
         nv.dequantize(nv.quantize(np.ones((16, 16), np.float32)), dtype)
+
+
+@pytest.mark.parametrize("preset", [name for name, one in nv.PRESETS.items() if one.global_scale == "none"])
+def test_without_a_global_scale_a_value_is_code_times_block_scale(preset: str) -> None:
+    x = np.random.default_rng(1).standard_normal((16, 64)).astype(np.float32)
+    q = nv.quantize(x, arithmetic=preset)
+    expected = nv.e2m1.VALUES[q.codes].reshape(16, 4, 16) * nv.e4m3.VALUES[q.scales][..., None]
+    assert (nv.dequantize(q) == expected.reshape(16, 64)).all()
+    assert np.abs(nv.dequantize(q) - x).max() < 0.6
