@@ -2,6 +2,7 @@
 # make test          set up, then lint, type-check and run the tests
 # make exhaustive    all 2^32 float32 inputs through both codecs, every bfloat16 block, every stochastic threshold (about 15 minutes)
 # make release       build the wheel and the sdist, install the wheel alone in an environment of its own, and use it
+# make docs          the documentation as a site, in build/site; warnings fail
 # make studies       compute the pages of docs/studies again, figures and all
 # make bench         speed against the other implementations, on one core
 # make clean         remove the environment and every cache
@@ -22,7 +23,7 @@ COMMA := ,
 ALL_STAMP := $(VENV)/.installed-$(KEY)-all
 RUN_STAMP := $(or $(wildcard $(ALL_STAMP)),$(VENV)/.installed-$(KEY)-$(subst $(COMMA),+,$(EXTRAS)))
 
-.PHONY: conformance test exhaustive release studies bench clean
+.PHONY: conformance test exhaustive release docs probes studies bench clean
 
 conformance: $(RUN_STAMP)
 	$(BIN)/nvfp4 conformance run --suite quick $(ARGS)
@@ -44,6 +45,13 @@ release: $(ALL_STAMP)
 	$(PYTHON) -m venv $(VENV)-release
 	$(VENV)-release/bin/python -m pip install -q --disable-pip-version-check dist/*.whl
 	cd dist && ../$(VENV)-release/bin/python ../tests/installed.py
+
+docs: $(ALL_STAMP)
+	$(BIN)/sphinx-build -q -W --keep-going -d build/doctrees -c docs . build/site
+
+# each probe must compile for every architecture that has its instructions; needs nvcc
+probes: $(ALL_STAMP)
+	$(BIN)/python -m nvfp4hw.probes compile
 
 studies: $(ALL_STAMP)
 	for page in published gemm amax witnesses; do $(BIN)/python docs/studies/$$page.py --write || exit 1; done

@@ -121,18 +121,25 @@ def _dequantize(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> int:
     if options.arithmetic is not None:
         nv.arithmetic(options.arithmetic)  # refuse an unknown name once, before any dump is read
-    found = [one for path in options.dumps for one in _checked(path, options)]
+    checks = reports.Checks(options.arithmetic) if options.html else None
+    if options.html:
+        reports.require_html(options.html)
+    found = [one for path in options.dumps for one in _checked(path, options, checks)]
     if options.json:
         objects = [one.to_json() for one in found]
         print(json.dumps(objects[0] if len(objects) == 1 else {"dumps": objects}, indent=1))
+    if checks is not None:
+        reports.write_html(options.html, checks)
     return max(one.exit_code for one in found)
 
 
-def _checked(path: str, options: argparse.Namespace) -> Iterator[Report]:
+def _checked(path: str, options: argparse.Namespace, checks: reports.Checks | None) -> Iterator[Report]:
     """Reports of every tensor in a file, printed as they come; why, when the file cannot be read."""
     try:
         for name, dump in iter_dumps(path):
             one = check(dump, options.arithmetic)
+            if checks is not None:
+                checks.add(path, name, one, dump)
             label = f"{path}: {name}" if name else path
             if one.outputs and not options.json:
                 print(f"{label}: {one}", flush=True)
@@ -145,7 +152,10 @@ def _checked(path: str, options: argparse.Namespace) -> Iterator[Report]:
             yield one
     except ValueError as error:
         complain(str(error))
-        yield Report(NOT_JUDGED, error=str(error), arithmetic=options.arithmetic or "te")
+        unread = Report(NOT_JUDGED, error=str(error), arithmetic=options.arithmetic or "te")
+        if checks is not None:
+            checks.add(path, "", unread)
+        yield unread
 
 
 def _undecided(dump: Dump, options: argparse.Namespace) -> str:
@@ -212,12 +222,17 @@ def _run(options: argparse.Namespace) -> int:
 
     for path in filter(None, (options.json, options.junit)):
         refuse_unwritable(path)
-    result = run.run(options.suite, options.backend, progress())
+    seen = reports.Seen() if options.html else None
+    if options.html:
+        reports.require_html(options.html)
+    result = run.run(options.suite, options.backend, progress(), seen)
     print(reports.as_text(result))
     if options.json:
         reports.write_json(options.json, reports.as_json(result))
     if options.junit:
         reports.write_text(options.junit, reports.as_junit(result))
+    if options.html:
+        reports.write_html(options.html, result, seen)
     return result.exit_code
 
 
@@ -345,6 +360,7 @@ def _add_checks(commands: Any) -> None:
     one.add_argument("dumps", metavar="DUMP", nargs="+")
     one.add_argument("--arithmetic", metavar="NAME", help="default: what the dump says, else te")
     one.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    one.add_argument("--html", metavar="FILE", help="a page with what differs, where and why")
     one.add_argument(
         "--suggest-input",
         metavar="FILE",
@@ -391,6 +407,7 @@ def _add_conformance(commands: Any) -> None:
     suite.add_argument("--backend", action="append", metavar="NAME", help="only this one; may be given again")
     suite.add_argument("--json", metavar="FILE")
     suite.add_argument("--junit", metavar="FILE")
+    suite.add_argument("--html", metavar="FILE")
     suite.set_defaults(run=_run)
     listing = actions.add_parser("backends", help="which quantizers can run here, and why others cannot")
     listing.add_argument("--json", action="store_true")

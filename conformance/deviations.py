@@ -70,6 +70,7 @@ class Entry:
 
 
 _DECODE = {"global_scale": "reciprocal-form"}  # S and D from g = fl(A/2688)
+_PRODUCT = {"global_scale": "product-form"}  # S and D from g = fl(A·fl(1/2688))
 
 
 def _bytes(**changes: Any) -> dict[str, Any]:
@@ -104,6 +105,29 @@ _TABLE = (
         "S is off by one ulp for many amaxes; codes change where the scaled element is a tie, mostly of bfloat16 input",
         "compute S = 2688/amax first and 1/S from it",
         (_DECODE,),
+    ),
+    Entry(
+        "global-scale.product-form",
+        "global-scale",
+        "the global scale is g = amax·(1/2688), and S its reciprocal",
+        "g = fl(A·fl(1/2688)), S = fl(1/g); `te`: S = fl(2688/A)",
+        "torchao and jax.nn on a GPU, where PyTorch and XLA turn a quotient by a constant into a product",
+        "g and S are off by one ulp for many amaxes; codes change where the scaled element is a tie, mostly of "
+        "bfloat16 input",
+        "compute S = 2688/amax first and 1/S from it, with tensors on both sides of the division",
+        (_PRODUCT,),
+    ),
+    Entry(
+        "global-scale.approximate-reciprocal",
+        "global-scale",
+        "every division is a multiplication with the GPU's approximate reciprocal",
+        "p/q = fl(p·r), r up to an ulp beside fl(1/q) for 13 % of all q, by the table of an H200; in S, 1/S, s, e and "
+        "y; `te`: fl(p/q)",
+        "XLA on GPUs, so Transformer Engine's JAX path and jax.nn there; CUDA code built with -prec-div=false",
+        "S is off by an ulp for some amaxes, e for some scale bytes: codes change where the scaled element is a tie, "
+        "and now and then a scale byte",
+        "divide with one rounding: div.rn in CUDA, which is the default; or quantize outside of XLA",
+        ({"division": "rcp-approx"},),
     ),
     Entry(
         "global-scale.reciprocal-then-multiply",
@@ -267,10 +291,24 @@ _TABLE = (
         ({"block_scale": "divide-twice"}, {"block_scale": "divide-twice"} | _bytes(**_DECODE)),
     ),
     Entry(
+        "block-scale.sixth-then-divide",
+        "block-scale",
+        "the block scale is (a·(1/6))/g",
+        "s = fl(fl(a·fl(1/6))/g); `te`: s = fl(a·fl(S·fl(1/6)))",
+        "torchao on a GPU, where PyTorch turns a/6 into a·(1/6)",
+        "as block-scale.divide-by-6, on other blocks",
+        "multiply by S/6",
+        (
+            {"block_scale": "sixth-then-divide"},
+            {"block_scale": "sixth-then-divide"} | _bytes(**_PRODUCT),
+            {"block_scale": "sixth-then-divide"} | _bytes(**_DECODE),
+        ),
+    ),
+    Entry(
         "block-scale.prescaled",
         "block-scale",
         "elements are scaled by S before the block amax is taken",
-        "s = fl(max(abs(fl(x·S)))/6), or ·fl(1/6) for /6; `te`: s = fl(a·fl(S·fl(1/6)))",
+        "s = fl(max(abs(fl(x·S)))/6), or ·fl(1/6) for /6, or x/g for x·S; `te`: s = fl(a·fl(S·fl(1/6)))",
         "jax.nn.scaled_matmul's quantizer",
         "as block-scale.divide-by-6, on other blocks",
         "take the amax of x itself",
@@ -279,6 +317,8 @@ _TABLE = (
             {"block_scale": "prescaled"} | _bytes(**_DECODE),
             {"block_scale": "prescaled-times-sixth"},
             {"block_scale": "prescaled-times-sixth"} | _bytes(**_DECODE),
+            {"block_scale": "predivided-times-sixth"},
+            {"block_scale": "predivided-times-sixth"} | _bytes(**_PRODUCT),
         ),
     ),
     Entry(
@@ -1060,6 +1100,10 @@ def changes() -> Iterator[tuple[Entry, Change]]:
             yield entry, change
 
 
+#: Fields that say how another field is meant, and alone change nothing.
+_QUALIFIERS = frozenset(("sixth_type", "zero_block_rule", "nan_code_bfloat16"))
+
+
 def of_fields(base: nv.Arithmetic, other: nv.Arithmetic) -> dict[str, Change]:
     """The deviations that together turn one arithmetic into another: id -> the fields it accounts for.
 
@@ -1069,6 +1113,9 @@ def of_fields(base: nv.Arithmetic, other: nv.Arithmetic) -> dict[str, Change]:
     wanted = {name: value for name, value in vars(other).items() if name != "name" and value != getattr(base, name)}
     found: dict[str, dict[str, Any]] = {}
     while wanted:
+        if found and set(wanted) <= _QUALIFIERS:  # what they qualify has been given away
+            found[next(iter(found))].update(wanted)
+            break
         entry, names = _best(wanted)
         found.setdefault(entry.id, {}).update({name: wanted.pop(name) for name in names})
     return dict(found)

@@ -72,10 +72,10 @@ def explain(
         raise ValueError(
             f"element [{row}, {column}] is outside the {side.direction} output of shape {side.shape}"
         )
-    return _Explainer(side, row, column).explanation()
+    return Explainer(side, row, column).explanation()
 
 
-class _Explainer:
+class Explainer:
     """Reads one element out of the oracle's intermediates and out of the dump."""
 
     def __init__(self, side: Side, row: int, column: int) -> None:

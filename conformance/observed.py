@@ -37,6 +37,7 @@ _OF_GLOBAL_SCALE = (
     "headroom",
     "reciprocal_of_zero",
     "flush_subnormals",
+    "division",
     "row_scaled",
     "amax_nan",
 )
@@ -395,14 +396,17 @@ class Piece:
         """a of every block, (rows, blocks)."""
         ar = model.of_bytes
         scale = self.scale(model, ar)
-        prescaled = ar.block_scale in scaling.PRESCALED
+        scaled = None  # what a depends on where elements are scaled before their maximum is taken
+        if ar.block_scale in scaling.PRESCALED:
+            divided = ar.block_scale == "predivided-times-sixth"
+            scaled = (ar.division, divided, (scale.decode if divided else scale.encode).tobytes())
         settled = (model.rht, ar.rht_sum, model.block, ar.block_amax, ar.amax_group, ar.amax_nan, ar.flush_subnormals)
-        key = ("a", settled, model.group, scale.encode.tobytes() if prescaled else None)
+        key = ("a", settled, model.group, scaled)
 
         def make() -> Array:
             x = self._strided() if model.group == "strided" else self.values(model)
-            if prescaled:
-                x = scaling.operations(ar).mul(x, scale.encode)
+            if scaled:
+                x = scaling.prescaled(x, scale, ar)
             elif ar.flush_subnormals:
                 x = scaling.flushed(x)
             magnitude = np.abs(x) if ar.block_amax == "abs" else np.maximum(x, np.float32(0))

@@ -31,6 +31,9 @@ CONFORMS, DEPARTS, FAILED, NOT_RUN, REFUSED = "conforms", "departs", "failed", "
 #: Called with a label, how many are done, and of how many (0: not known).
 Progress = Callable[[str, int, int], None]
 
+#: Called with every answer of a backend and what came of it: conformance.report.Seen is one.
+Watch = Callable[[Backend, Case, Outputs, "CaseResult"], None]
+
 
 @dataclass(frozen=True)
 class CaseResult:
@@ -123,7 +126,10 @@ class SuiteResult:
 
 
 def run(
-    suite: str = "quick", names: Sequence[str] | None = None, progress: Progress | None = None
+    suite: str = "quick",
+    names: Sequence[str] | None = None,
+    progress: Progress | None = None,
+    watch: Watch | None = None,
 ) -> SuiteResult:
     """Run a suite.
 
@@ -131,6 +137,7 @@ def run(
         suite: "quick", "full" or "exhaustive".
         names: backends by name; default all.  Sweeps belong to no backend and run only without ``names``.
         progress: called as the work goes on.
+        watch: called with every answer.
     Raises:
         ValueError: an unknown suite or backend.
     """
@@ -139,7 +146,7 @@ def run(
         raise ValueError(f"suite is one of {', '.join(suite_cases.SUITES)}; got {suite!r}")
     chosen = [backends.load(name) for name in (backends.names() if names is None else dict.fromkeys(names))]
     cases = list(suite_cases.cases(suite))
-    results = [run_backend(backend, suite, cases, progress) for backend in chosen]
+    results = [run_backend(backend, suite, cases, progress, watch) for backend in chosen]
     sweeps = list(exhaustive.sweeps(progress)) if suite == "exhaustive" and names is None else []
     return SuiteResult(suite, results, sweeps, time.monotonic() - start, environment())
 
@@ -155,7 +162,11 @@ def environment() -> dict[str, str]:
 
 
 def run_backend(
-    backend: Backend, suite: str, cases: Iterable[Case], progress: Progress | None = None
+    backend: Backend,
+    suite: str,
+    cases: Iterable[Case],
+    progress: Progress | None = None,
+    watch: Watch | None = None,
 ) -> BackendResult:
     """One backend on its own cases, or on those of the suite that it can serve."""
     start = time.monotonic()
@@ -171,7 +182,7 @@ def run_backend(
     served = [case for case in listed if case.needs <= backend.features]
     results = []
     for done, case in enumerate(served, 1):
-        results.append(run_case(backend, case))
+        results.append(run_case(backend, case, watch))
         if progress is not None:
             progress(backend.name, done, len(served))
     seconds = time.monotonic() - start
@@ -180,12 +191,13 @@ def run_backend(
     )
 
 
-def run_case(backend: Backend, case: Case) -> CaseResult:
+def run_case(backend: Backend, case: Case, watch: Watch | None = None) -> CaseResult:
     """One case: ask, and compare every output with the declared preset and with ``te``."""
     start = time.monotonic()
     outputs: dict[str, Count] = {}
     baseline: dict[str, Count] = {}
     causes: dict[str, int] = {}
+    found: Outputs = {}
     error = refused = None
     try:
         with warnings.catch_warnings():
@@ -201,7 +213,10 @@ def run_case(backend: Backend, case: Case) -> CaseResult:
     except Exception as reason:  # noqa: BLE001 - as above
         error = said(reason)
     seconds = time.monotonic() - start
-    return CaseResult(case.id, case.family, case.hunts, outputs, baseline, causes, seconds, error, refused)
+    result = CaseResult(case.id, case.family, case.hunts, outputs, baseline, causes, seconds, error, refused)
+    if watch is not None:
+        watch(backend, case, found, result)
+    return result
 
 
 def compare(case: Case, found: Outputs, preset: str) -> dict[str, Count]:

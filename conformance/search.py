@@ -42,6 +42,9 @@ class Step(NamedTuple):
         return part(self.change)
 
 
+_WRONG_AMAX = Step("global-scale.wrong-amax", {"amax": "recorded-wrong"}, general=True)
+
+
 @dataclass(frozen=True)
 class Solution:
     """Deviations that hold together; ``preset`` when they are those of a named quantizer."""
@@ -360,7 +363,7 @@ class _Search:
     def _other_axis(self) -> Iterator[Solution]:
         """The whole output read as that of the other axis, in its own shapes or in those of x."""
         side = self.evidence.side
-        if side.dump.rounding != "nearest-even" or self.base.rht is not None:
+        if side.dump.rounding != "nearest-even" or self.base.rht is not None or self.base.arithmetic.row_scaled:
             return
         rows, length = side.shape
         packed, stored = side.found("packed"), side.found("scales")
@@ -409,18 +412,23 @@ class _Search:
     # ---- presets -------------------------------------------------------------------------------------------
 
     def _try_presets(self) -> None:
-        """Named quantizers that explain everything; the deviations of the first, where nothing smaller was found."""
+        """Named quantizers that explain everything; the deviations of the first, where nothing smaller was found.
+
+        Where nothing was found at all, they are tried with the recorded amax as it is too, right or wrong.
+        """
         findings, declared = self.findings, self.evidence.side.arithmetic
+        more: tuple[tuple[Step, ...], ...] = ((),) if findings.solutions else ((), (_WRONG_AMAX,))
         for name, preset in nv.PRESETS.items():
             if name == declared.name:
                 continue
             try:
                 fields = of_fields(self.base.arithmetic, _like(preset, self.base, self.evidence))
-            except ValueError:  # a preset that cannot be what is declared: row-scaled without a global scale
+            except (ValueError, KeyError):  # it cannot be what is declared, or not by known deviations
                 continue
             steps = tuple(_layout_step(Step(id, change)) for id, change in fields.items())
-            solution = self._preset_solution(steps)
-            if solution is None or not explains_all(solution):
+            found = (self._preset_solution(steps + rest) for rest in more)
+            solution = next((one for one in found if one is not None and explains_all(one)), None)
+            if solution is None:
                 continue
             findings.presets.append(name)
             if not findings.solutions or any(one.preset for one in findings.solutions):

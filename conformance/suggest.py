@@ -211,7 +211,7 @@ def _orders_differ(a: Array, amax: Any) -> Array:
         for order in get_args(get_type_hints(nv.Arithmetic)["block_scale"]):
             ar = nv.arithmetic("te", global_scale=form, block_scale=order)
             scale = scaling.global_scale(np.asarray(amax), ar)
-            value = a * scale.encode if order in scaling.PRESCALED else a
+            value = scaling.prescaled(a, scale, ar) if order in scaling.PRESCALED else a
             bytes_of.append(nv.e4m3.encode(scaling.block_scale(value, scale, ar)))
     different: Array = np.logical_or.reduce([one != bytes_of[0] for one in bytes_of[1:]])
     return different

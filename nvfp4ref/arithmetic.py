@@ -34,8 +34,11 @@ class Arithmetic:
     amax_group: L[16, 32] = 16  # elements that share a, or the fault of two neighbouring blocks
 
     # -- global scale ----------------------------------------------------------------------------
-    global_scale: L["quotient", "reciprocal-form", "reciprocal-then-multiply", "inverted", "none"] = "quotient"
+    global_scale: L["quotient", "reciprocal-form", "product-form", "reciprocal-then-multiply", "inverted", "none"] = (
+        "quotient"
+    )
     # quotient S = fl(M/A), D = fl(1/S); reciprocal-form D = fl(A/M), S = fl(1/D);
+    # product-form D = fl(A·fl(1/M)), S = fl(1/D);
     # reciprocal-then-multiply S = fl(fl(1/A)·M), D = fl(1/S); inverted: S and D of quotient exchanged;
     # none S = D = 1
     global_guard: L["te", "fused-rht", "reference", "finite", "zero-amax", "none"] = "te"
@@ -53,8 +56,10 @@ class Arithmetic:
         "scale-then-sixth",  # fl(S·fl(a·fl(1/6)))
         "divide-by-product",  # fl(a/fl(6·D))
         "divide-twice",  # fl(fl(a/6)/D)
+        "sixth-then-divide",  # fl(fl(a·fl(1/6))/D)
         "prescaled",  # fl(max(abs(fl(x·S)))/6)
         "prescaled-times-sixth",  # fl(max(abs(fl(x·S)))·fl(1/6))
+        "predivided-times-sixth",  # fl(max(abs(fl(x/D)))·fl(1/6))
     ] = "amax-times-sixth-of-scale"
     sixth_type: L["float32", "bfloat16", "float16", "input"] = "float32"  # a/6 of divide-by-6 rounded to this
     block_scale_max: L["float32-max", "e4m3-max", "none"] = "float32-max"  # clamp before E4M3
@@ -97,6 +102,10 @@ class Arithmetic:
     nan_block_codes: tuple[int, int, int] | None = None
     # codes of a block whose scale is NaN because A is, because a is, or by an invalid operation; None: nan_code
     flush_subnormals: bool = False  # every operation reads and writes subnormals as zero (XLA on the CPU)
+
+    # -- operations ------------------------------------------------------------------------------
+    division: L["ieee", "rcp-approx"] = "ieee"
+    # of S, D, s, e and y, not 4over6's own: fl(p/q), or fl(p·r) with r the reciprocal of q by a GPU's table (rcp.py)
 
     # -- transform -------------------------------------------------------------------------------
     rht_sum: L["tensor-core", "float32-four-lanes"] = "tensor-core"  # how 16 products are added
@@ -231,6 +240,18 @@ PRESETS: dict[str, Arithmetic] = {
         stochastic="te-jax",
         flush_subnormals=True,
     ),
+    "te-jax-gpu": replace(
+        _TE,
+        name="te-jax-gpu",
+        amax_nan="propagate",
+        global_guard="reference",
+        block_scale_nan="propagate",
+        encode_nan="propagate",
+        nan_code=8,
+        division="rcp-approx",
+        tile_scales="tiled",
+        stochastic="te-jax",
+    ),
     "four-over-six": replace(_TE, name="four-over-six", four_over_six="MAE", e4m3_max=256),
     "fouroversix": replace(
         _TE,
@@ -262,6 +283,19 @@ PRESETS: dict[str, Arithmetic] = {
         encode_max="none",
         nan_code=11,
         nan_block_codes=(3, 4, 12),
+    ),
+    "torchao-gpu": replace(
+        _TE,
+        name="torchao-gpu",
+        amax_nan="propagate",
+        global_scale="product-form",
+        block_scale="sixth-then-divide",
+        block_scale_max="e4m3-max",
+        block_scale_nan="propagate",
+        scale_floor=2.0**-6,
+        encode_scale="quotient",
+        encode_max="none",
+        nan_code=4,
     ),
     "modelopt": replace(
         _TE,
@@ -320,6 +354,19 @@ PRESETS: dict[str, Arithmetic] = {
         encode_max="none",
         nan_code=8,
         flush_subnormals=True,
+    ),
+    "jax-nn-gpu": replace(
+        _TE,
+        name="jax-nn-gpu",
+        amax_nan="propagate",
+        global_scale="product-form",
+        block_scale="predivided-times-sixth",
+        block_scale_max="e4m3-max",
+        block_scale_nan="propagate",
+        scale_floor=0.0,
+        encode_scale="divide-by-product",
+        nan_code=8,
+        division="rcp-approx",
     ),
     "qwix": replace(
         _TE,

@@ -122,7 +122,8 @@ def pair_amax(amax: F32) -> F32:
     """Block amaxes (rows, blocks) replaced by the larger of two neighbours; an odd last block stays alone."""
     rows, blocks = amax.shape
     even = blocks - blocks % 2
-    pairs = np.fmax.reduce(amax[:, :even].reshape(rows, -1, 2), axis=2)
+    quiet = canonical_nan(amax[:, :even].copy())  # fmax keeps a signalling NaN
+    pairs = np.fmax.reduce(quiet.reshape(rows, -1, 2), axis=2)
     return np.concatenate([np.repeat(pairs, 2, axis=1), amax[:, even:]], axis=1)
 
 

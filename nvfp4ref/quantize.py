@@ -211,10 +211,10 @@ def _given_amax(amax: ArrayLike, rows: int, ar: Arithmetic) -> F32:
 
 
 def _block_amax(x: F32, job: Job) -> F32:
-    """Block amax of x, or of fl(x·S) where the arithmetic scales before it looks for the maximum."""
+    """Block amax of x, or of fl(x·S) or fl(x/D) where the arithmetic scales before it looks for the maximum."""
     ar = job.arithmetic
     if ar.block_scale in scaling.PRESCALED:
-        x = scaling.operations(ar).mul(x, job.scale.encode)
+        x = scaling.prescaled(x, job.scale, ar)
     elif ar.flush_subnormals:
         x = scaling.flushed(x)
     magnitude = np.abs(x) if ar.block_amax == "abs" else np.maximum(x, np.float32(0))
@@ -275,8 +275,9 @@ def steps_of(job: Job, transformed: bool) -> Steps:
 def dequantize(q: NVFP4Tensor, dtype: DTypeLike = np.float32) -> AnyArray:
     """The values of a quantized tensor, in the kernels' operation order (rule DEQUANTIZE).
 
-    value = fl(code · fl(fl(d·A)·fl(1/M))), then rounded to ``dtype``; a NaN is 0x7FFFFFFF (bfloat16 and
-    float16: 0x7FFF).  A columnwise tensor gives the transpose; a Hadamard transform is not undone.
+    value = fl(code · fl(fl(d·A)·fl(1/M))), or code · d where there is no global scale, then rounded to ``dtype``; a
+    NaN is 0x7FFFFFFF (bfloat16 and float16: 0x7FFF).  A columnwise tensor gives the transpose; a Hadamard transform
+    is not undone.
 
     Args:
         q: NVFP4Tensor with codes (…, K).
@@ -300,7 +301,8 @@ def dequantize(q: NVFP4Tensor, dtype: DTypeLike = np.float32) -> AnyArray:
     amax = q.amax.reshape(-1, 1) if q.amax.ndim else q.amax
     out = np.empty(codes.shape, np.float32)
     with np.errstate(all="ignore"):
-        factor = (e4m3.VALUES[scales] * amax) * inverse
+        block_scales = e4m3.VALUES[scales]
+        factor = block_scales if ar.global_scale == "none" else (block_scales * amax) * inverse
         np.multiply(
             e2m1.VALUES[codes].reshape(*factor.shape, 16), factor[..., None], out=out.reshape(*factor.shape, 16)
         )

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 
 from .arithmetic import Arithmetic
+from .rcp import corrections
 
 Operation = Callable[[float, float], float]
 NAN, INF = math.nan, math.inf
@@ -90,6 +91,23 @@ def div(a: float, b: float) -> float:
     return math.copysign(abs(fl(Fraction(a) / Fraction(b))), sign)
 
 
+def rcp(y: float) -> float:
+    """A GPU's approximate reciprocal of a number that is not subnormal and whose reciprocal is not."""
+    if y == 0 or math.isinf(y) or math.isnan(y):
+        return div(1.0, y)
+    fraction, exponent = math.frexp(abs(y))
+    significand = 2 * fraction
+    ulp = int(corrections()[int((significand - 1) * 2**23)])
+    inverse = fl(1 / Fraction(significand))
+    return math.ldexp(next_float32(inverse, ulp) if ulp else inverse, 1 - exponent) * _sign(y)
+
+
+def div_full(a: float, b: float) -> float:
+    """CUDA's div.full: a·rcp(b), both multiplied by 2^24 where b is subnormal and by 1/4 where it is above 2^126."""
+    factor = 2.0**24 if abs(b) < 2.0**-126 else 0.25 if abs(b) > 2.0**126 else 1.0
+    return mul(mul(a, factor), rcp(mul(b, factor)))
+
+
 def add(a: float, b: float) -> float:
     """float32 a+b."""
     if math.isnan(a) or math.isnan(b) or math.isinf(a) or math.isinf(b):
@@ -119,10 +137,11 @@ def flush(x: float) -> float:
 
 
 def operations(ar: Arithmetic) -> tuple[Operation, Operation]:
-    """(product, quotient) of an arithmetic: IEEE, or flushing subnormals before and after."""
+    """(product, quotient) of an arithmetic: its division, and subnormals flushed before and after where it does."""
+    quotient = {"ieee": div, "rcp-approx": div_full}[ar.division]
     if not ar.flush_subnormals:
-        return mul, div
-    return (lambda a, b: flush(mul(flush(a), flush(b)))), (lambda a, b: flush(div(flush(a), flush(b))))
+        return mul, quotient
+    return (lambda a, b: flush(mul(flush(a), flush(b)))), (lambda a, b: flush(quotient(flush(a), flush(b))))
 
 
 def through(x: float, dtype: str | None) -> float:
@@ -225,13 +244,15 @@ def amax(elements: Iterable[float], nan: str) -> float:
     return max((m for m in magnitudes if not math.isnan(m)), default=0.0)
 
 
-def tile_amax(tile: Sequence[Sequence[float]], s: float, nan: str, ar: Arithmetic) -> float:
-    """The amax of one block (one row) or 16x16 tile (16 rows), of x or of fl(x·S) for the prescaled forms."""
-    mul, _ = operations(ar)
+def tile_amax(tile: Sequence[Sequence[float]], s: float, d: float, nan: str, ar: Arithmetic) -> float:
+    """The amax of one block (one row) or 16x16 tile (16 rows), of x, fl(x·S) or fl(x/D)."""
+    mul, div = operations(ar)
     largest = []
     for row in tile:
         if ar.block_scale in ("prescaled", "prescaled-times-sixth"):
             row = [mul(x, s) for x in row]
+        elif ar.block_scale == "predivided-times-sixth":
+            row = [div(x, d) for x in row]
         elif ar.flush_subnormals:
             row = [flush(x) for x in row]
         if ar.block_amax == "signed":
@@ -253,6 +274,9 @@ def global_scale(a: float, ar: Arithmetic) -> tuple[float, float]:
         return 1.0, 1.0
     if ar.global_scale == "reciprocal-form":
         d = div(a, maximum)
+        return div(1.0, d), d
+    if ar.global_scale == "product-form":
+        d = mul(a, fl(1 / Fraction(maximum)))
         return div(1.0, d), d
     if ar.global_guard == "finite" and not math.isnan(a):
         a = max(a, 2.0**-14 if ar.global_type == "float16" else 2.0**-126)
@@ -293,8 +317,10 @@ def block_scale(a: float, s: float, d: float, ar: Arithmetic) -> float:
         "scale-then-sixth": lambda: mul(s, mul(a, sixth)),
         "divide-by-product": lambda: div(a, mul(six, d)),
         "divide-twice": lambda: div(div(a, six), d),
+        "sixth-then-divide": lambda: div(mul(a, sixth), d),
         "prescaled": lambda: div(a, six),
         "prescaled-times-sixth": lambda: mul(a, sixth),
+        "predivided-times-sixth": lambda: mul(a, sixth),
     }[ar.block_scale]()
     limit = {"float32-max": FLT_MAX, "e4m3-max": 448.0, "none": None}[ar.block_scale_max]
     if limit is None:
@@ -476,9 +502,9 @@ def quantize_tile(
 ) -> tuple[list[list[int]], int]:
     """Codes and scale byte of one block (a single row) or one 16x16 tile; ``partner`` shares its amax."""
     s, d = global_scale(tensor_amax, ar)
-    a = tile_amax(tile, s, nan, ar)
+    a = tile_amax(tile, s, d, nan, ar)
     if partner is not None:
-        a = -fmin(-a, -tile_amax(partner, s, nan, ar))
+        a = -fmin(-a, -tile_amax(partner, s, d, nan, ar))
     if ar.four_over_six:
         return _four_over_six(tile, a, tensor_amax, s, d, ar)
     value = block_scale(a, s, d, ar)

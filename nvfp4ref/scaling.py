@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from . import e4m3
+from . import e4m3, rcp
 from .arithmetic import Arithmetic
 from .fp32 import BF16_MAX, F32, FLT_MAX, FLT_MIN, SIXTH, U8, AnyArray, through
 
@@ -40,15 +40,21 @@ class Operations(NamedTuple):
     div: Callable[[Operand, Operand], F32]
 
 
-IEEE = Operations(np.multiply, np.divide)
-FLUSHING = Operations(
-    lambda a, b: flushed(np.multiply(flushed(a), flushed(b))), lambda a, b: flushed(np.divide(flushed(a), flushed(b)))
-)
+def _flushing(operation: Callable[..., F32]) -> Callable[[Operand, Operand], F32]:
+    return lambda a, b: flushed(operation(flushed(a), flushed(b)))
+
+
+_DIVIDE: dict[str, Callable[..., F32]] = {"ieee": np.divide, "rcp-approx": rcp.divide}
+_OPERATIONS = {
+    (division, flush): Operations(_flushing(np.multiply), _flushing(div)) if flush else Operations(np.multiply, div)
+    for division, div in _DIVIDE.items()
+    for flush in (False, True)
+}
 
 
 def operations(ar: Arithmetic) -> Operations:
-    """The operations of an arithmetic: IEEE, or flushing subnormals before and after each."""
-    return FLUSHING if ar.flush_subnormals else IEEE
+    """The operations of an arithmetic: its division, and each flushing subnormals before and after where it does."""
+    return _OPERATIONS[ar.division, ar.flush_subnormals]
 
 
 def reciprocal(x: F32, ar: Arithmetic) -> F32:
@@ -73,8 +79,8 @@ def global_scale(amax: F32, ar: Arithmetic) -> GlobalScale:
     if ar.global_scale == "none":
         return GlobalScale(np.ones_like(a), np.ones_like(a))
     o = operations(ar)
-    if ar.global_scale == "reciprocal-form":
-        decode = o.div(a, maximum)
+    if ar.global_scale in ("reciprocal-form", "product-form"):
+        decode = o.div(a, maximum) if ar.global_scale == "reciprocal-form" else o.mul(a, ONE / maximum)
         return GlobalScale(np.asarray(o.div(ONE, decode)), np.asarray(decode))
     if ar.global_guard == "finite":
         a = np.maximum(a, _SMALLEST_NORMAL.get(ar.global_type, FLT_MIN))
@@ -121,16 +127,24 @@ _BLOCK_SCALE: dict[str, Callable[[Operations, F32, GlobalScale, F32, F32, str], 
     "scale-then-sixth": lambda o, a, g, six, sixth, t: o.mul(g.encode, o.mul(a, sixth)),
     "divide-by-product": lambda o, a, g, six, sixth, t: o.div(a, o.mul(six, g.decode)),
     "divide-twice": lambda o, a, g, six, sixth, t: o.div(o.div(a, six), g.decode),
+    "sixth-then-divide": lambda o, a, g, six, sixth, t: o.div(o.mul(a, sixth), g.decode),
     "prescaled": lambda o, a, g, six, sixth, t: o.div(a, six),
     "prescaled-times-sixth": lambda o, a, g, six, sixth, t: o.mul(a, sixth),
+    "predivided-times-sixth": lambda o, a, g, six, sixth, t: o.mul(a, sixth),
 }
-PRESCALED = ("prescaled", "prescaled-times-sixth")
+PRESCALED = ("prescaled", "prescaled-times-sixth", "predivided-times-sixth")
+
+
+def prescaled(x: F32, g: GlobalScale, ar: Arithmetic) -> F32:
+    """What the PRESCALED forms take the block amax of: fl(x·S), or fl(x/D)."""
+    o = operations(ar)
+    return o.div(x, g.decode) if ar.block_scale == "predivided-times-sixth" else o.mul(x, g.encode)
 
 
 def block_scale(a: F32, g: GlobalScale, ar: Arithmetic) -> F32:
     """The block scale before its E4M3 rounding, (rows, blocks) float32 (rule SCALE-BLOCK).
 
-    ``a`` is the block amax; for the two prescaled forms that of fl(x·S).
+    ``a`` is the block amax; for the PRESCALED forms that of ``prescaled``.
     """
     six = np.asarray(ar.element_max, np.float32)
     sixth = np.asarray(SIXTH if ar.headroom == 1 else ONE / six)
@@ -222,7 +236,7 @@ def scale_elements(x: F32, e: F32, code: U8, g: GlobalScale, ar: Arithmetic) -> 
         if ar.flush_subnormals:
             x[...] = flushed(x)
     zero = (x == 0) | (e == 0) if ar.encode_scale == "bfloat16-coefficient" else None
-    (np.divide if ar.encode_scale in DIVISORS else np.multiply)(x, e, out=x)
+    (_DIVIDE[ar.division] if ar.encode_scale in DIVISORS else np.multiply)(x, e, out=x)
     if zero is not None:
         x[zero & (x == 0)] = 0.0  # fma(x, e, +0) rounds once too, but makes an exactly zero product +0
     if ar.flush_subnormals:

@@ -77,6 +77,8 @@ def test_presets() -> None:
         assert arithmetic(ar) == ar
     for name in ("te", "te-fused-rht", "te-2.14", "te-fast-math", "te-reference", "four-over-six"):
         assert name in PRESETS
+    approximate = {name for name, ar in PRESETS.items() if ar.division == "rcp-approx"}
+    assert approximate == {"te-jax-gpu", "jax-nn-gpu"} and not PRESETS["te-jax-gpu"].flush_subnormals
     assert len({replace(ar, name="te") for ar in PRESETS.values()}) == len(PRESETS)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import nvfp4ref as nv
-from conformance import suggest
+from conformance import check, suggest
 from conformance.diagnose import Diagnosis, diagnose, diagnosis
 from conformance.suggest import suggest_input
 from nvfp4hw import backends
@@ -589,3 +589,24 @@ def test_transformer_engines_jax_path_with_stochastic_rounding(mode: str, block:
     expected = {"block-scale.nan-above-240", "random.grid-without-1.5"}
     expected |= {"scales.tiled-not-repeated"} if block == (16, 16) else set()
     assert any(expected <= set(one) for one in found.explanations)
+
+
+# ---- declared as something else than te --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name in nv.PRESETS if name != "te"])
+def test_what_te_writes_is_diagnosed_whatever_it_is_declared_as(name: str) -> None:
+    """Every preset is some known deviations away from every other; none of them stops the search."""
+    x = PROBE_BF16[:64]
+    q = nv.quantize(x)
+    found = check(nv.Dump(x=x, packed=q.packed, scales=q.scales, amax=q.amax.reshape(1), arithmetic=name))
+    assert found.verdict == "conforms" or found.stage is not None
+
+
+def test_one_wrong_nibble_of_a_row_scaled_tensor() -> None:
+    q = nv.quantize(PROBE_BF16, arithmetic=nv.arithmetic("te", row_scaled=True))
+    packed = q.packed.copy()
+    packed[3, 5] ^= 1
+    arithmetic = {"name": "te", "row_scaled": True}
+    found = check(nv.Dump(x=PROBE_BF16, packed=packed, scales=q.scales, amax=q.amax, arithmetic=arithmetic))
+    assert (found.verdict, found.outputs["packed"].different, found.deviations) == ("differs", 1, ())

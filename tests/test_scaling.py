@@ -53,8 +53,9 @@ BLOCK_AMAXES = np.concatenate([GIVEN, around([6, 3, 2.5, 1.1], 2), WIDENED[::501
 
 @pytest.mark.parametrize("fields", variants("global_scale", "global_guard", "global_type"), ids=str)
 def test_global_scale(fields: dict[str, Any]) -> None:
-    """SCALE-GLOBAL, SCALE-GLOBAL-GUARD, SCALE-DECODE"""
-    for more in ({}, {"e4m3_max": 256}, {"headroom": 16 / 17}, {"flush_subnormals": True}):
+    """SCALE-GLOBAL, SCALE-GLOBAL-GUARD, SCALE-DECODE, DIV-APPROXIMATE"""
+    approximate = {"division": "rcp-approx"}
+    for more in ({}, {"e4m3_max": 256}, {"headroom": 16 / 17}, {"flush_subnormals": True}, approximate):
         ar = nv.arithmetic("te", **fields, **more)
         amaxes = TENSOR_AMAXES if not more else TENSOR_AMAXES[::5]
         encode, decode = scaling.global_scale(amaxes, ar)
@@ -75,13 +76,14 @@ def test_global_scale_by_hand() -> None:
 
 @pytest.mark.parametrize("fields", variants("block_scale", "block_scale_max", "block_scale_nan"), ids=str)
 def test_block_scale(fields: dict[str, Any]) -> None:
-    """SCALE-BLOCK"""
+    """SCALE-BLOCK, DIV-APPROXIMATE"""
     for more in (
         {},
         {"headroom": 16 / 17},
         {"sixth_type": "bfloat16"},
         {"sixth_type": "float16"},
         {"flush_subnormals": True},
+        {"division": "rcp-approx"},
     ):
         ar = nv.arithmetic("te", **fields, **more)
         for s in GLOBALS if not more else GLOBALS[2:9:3]:
@@ -98,9 +100,9 @@ def test_block_scale_by_hand() -> None:
     """SCALE-BLOCK: any two forms differ in the last place for some amaxes."""
     g = scaling.GlobalScale(np.asarray(np.float32(689.3)), np.asarray(np.float32(1) / np.float32(689.3)))
     a = np.arange(1, 200, dtype=np.float32) / np.float32(7)
-    found = {
-        name: scaling.block_scale(a, g, nv.arithmetic("te", block_scale=name)) for name in _CHOICES["block_scale"][:5]
-    }
+    forms = [name for name in _CHOICES["block_scale"] if name not in scaling.PRESCALED]
+    assert len(forms) == 6
+    found = {name: scaling.block_scale(a, g, nv.arithmetic("te", block_scale=name)) for name in forms}
     for name, other in product(found, found):
         if name != other:
             assert (found[name] != found[other]).any(), (name, other)
@@ -148,10 +150,10 @@ def test_zero_blocks_and_invalid_scales(rule: str, byte: int) -> None:
 
 @pytest.mark.parametrize("fields", variants("encode_scale", "encode_max", "encode_nan"), ids=str)
 def test_encode_scale(fields: dict[str, Any]) -> None:
-    """SCALE-ENCODE, FAST-MATH: every byte under many global scales"""
+    """SCALE-ENCODE, FAST-MATH, DIV-APPROXIMATE: every byte under many global scales"""
     code = np.arange(256, dtype=np.uint8)
     unrounded = WIDENED[np.linspace(0, 65535, 256).astype(int)]
-    for more in ({}, {"flush_subnormals": True}):
+    for more in ({}, {"flush_subnormals": True}, {"division": "rcp-approx"}):
         ar = nv.arithmetic("te", **fields, **more)
         for s in GLOBALS if not more else GLOBALS[2::4]:
             encode = np.float32(s)
@@ -167,9 +169,10 @@ def test_encode_scale(fields: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("form", _CHOICES["encode_scale"])
 @pytest.mark.parametrize("flush", [False, True])
-def test_scale_elements(form: str, flush: bool) -> None:
-    """ELEMENT-SCALE, FAST-MATH"""
-    ar = nv.arithmetic("te", encode_scale=form, flush_subnormals=flush)
+@pytest.mark.parametrize("division", _CHOICES["division"])
+def test_scale_elements(form: str, flush: bool, division: str) -> None:
+    """ELEMENT-SCALE, FAST-MATH, DIV-APPROXIMATE"""
+    ar = nv.arithmetic("te", encode_scale=form, flush_subnormals=flush, division=division)
     x = np.concatenate([GIVEN, -GIVEN, around([1, 3.3, 1e-38], 2), WIDENED[::1009]])
     for s, e in (
         (1.0, 0.3),
@@ -187,6 +190,18 @@ def test_scale_elements(form: str, flush: bool) -> None:
         found = scaling.scale_elements(x.copy(), np.float32(e) * np.ones_like(x), np.ones(x.shape, np.uint8), g, ar)
         e32, s32 = float(np.float32(e)), float(np.float32(s))
         same_bits(canonical_nan(found), single([scalar.scale_element(v, e32, s32, ar) for v in floats(x)]))
+
+
+def test_the_product_form_by_hand() -> None:
+    """PEER-TORCHAO-GPU, PEER-JAX-NN-GPU: D = fl(A·fl(1/2688)) lies an ulp above fl(A/2688) for 33 and 35"""
+    amaxes = np.array([2688, 33, 35, 0], np.float32)
+    found = {
+        form: scaling.global_scale(amaxes, nv.arithmetic("te", global_scale=form))
+        for form in ("product-form", "reciprocal-form")
+    }
+    assert bits(found["product-form"].decode).tolist() == [0x3F800000, 0x3C492493, 0x3C555556, 0]
+    assert bits(found["reciprocal-form"].decode).tolist() == [0x3F800000, 0x3C492492, 0x3C555555, 0]
+    same_bits(found["product-form"].encode, np.float32(1) / found["product-form"].decode)
 
 
 def test_te_by_hand() -> None:

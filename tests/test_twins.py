@@ -72,6 +72,10 @@ def test_every_field_value(name: str, value: Any, block: tuple[int, int]) -> Non
         ar = nv.arithmetic(ar, block_scale="divide-by-6")
     if name == "reciprocal_of_zero":
         ar = nv.arithmetic(ar, encode_scale="reciprocal-product")
+    if name == "division":
+        judge(
+            SPECIALS, nv.arithmetic(ar, encode_scale="divide-by-product", block_scale="predivided-times-sixth"), block
+        )
     if name.startswith("four_over_six_"):
         ar = nv.arithmetic(ar, four_over_six="MSE")
     if not allowed(ar, block):
@@ -95,7 +99,8 @@ def test_every_preset_at_ties_and_scale_midpoints(name: str) -> None:
     """E2M1-RNE, E4M3-RNE, SCALE-BLOCK: each E4M3 value, each midpoint, one ulp to either side
 
     FAST-MATH, TE-2-14, TE-REFERENCE, PEER-TORCHAO, PEER-MODELOPT, PEER-COMPRESSED-TENSORS, PEER-JAX-NN, PEER-VLLM,
-    PEER-QWIX, PEER-QWANTIZE, PEER-TE-JAX, PEER-FOUROVERSIX: the presets' arithmetic, here and in the tests below.
+    PEER-QWIX, PEER-QWANTIZE, PEER-TE-JAX, PEER-FOUROVERSIX, PEER-TE-JAX-GPU, PEER-TORCHAO-GPU, PEER-JAX-NN-GPU: the
+    presets' arithmetic, here and in the tests below.
     """
     ar = PRESETS[name]
     step = 6 if ar.four_over_six else 1
@@ -147,6 +152,16 @@ def test_subnormal_blocks_are_zero_blocks_where_subnormals_are_flushed() -> None
     x = decades(16, 32, low=-140, high=-124)
     for flush in (True, False):
         judge(x, nv.arithmetic("te", flush_subnormals=flush, zero_block_scale=0x38), amax=1e-30)
+
+
+def test_a_signalling_nan_of_a_shared_amax() -> None:
+    """AMAX-NAN: the number of the other block wins over any NaN"""
+    for nan in (0x7FC00000, 0x7F800001, 0xFF800001):
+        x = np.full((2, 32), 2.5, np.float32)
+        x.view(np.uint32)[1, 25] = nan
+        ar = nv.arithmetic("torchao", amax_group=32)
+        judge(x, ar, amax=3.0)
+        assert len(np.unique(nv.quantize(x, arithmetic=ar, amax=3.0).scales)) == 1
 
 
 @pytest.mark.parametrize("name", ["te-jax", "jax-nn"])

@@ -57,12 +57,13 @@ class JaxNN(_package.PackageBackend):
 class JaxNNGpu(JaxNN):
     """The same on a GPU, where XLA keeps subnormals and computes a quotient x/y as x·rcp.approx(y).
 
-    Its reciprocal is off by an ulp for 13 % of all mantissas on Hopper, and another GPU may have another table: no
-    preset describes that, and it is held against the CPU's.  Measured on an H200 with jax 0.11.2, every byte: with
-    g = fl(A·fl(1/2688)), z = x/g and s = clip(fl(max|z|·fl(1/6)), 0, 448), the element is x/fl(g·d), one division.
+    With g = fl(A·fl(1/2688)), z = x/g and s = clip(fl(max|z|·fl(1/6)), 0, 448), the element is x/fl(g·d), one
+    division.  Measured on an H200 with jax 0.11.2, every byte; the preset has that GPU's table of reciprocals, which
+    are off by an ulp for 13 % of all mantissas, and another generation may have another.
     """
 
     name = "jax-nn-gpu"
+    preset = "jax-nn-gpu"
     device = "cuda"
     install = "pip install 'jax[cuda13]'"
 

@@ -88,13 +88,13 @@ class TransformerEngineJax(_package.PackageBackend):
 class TransformerEngineJaxGpu(TransformerEngineJax):
     """The pure-JAX quantizer on a GPU, where XLA keeps E4M3 and float32 subnormals and divides approximately.
 
-    No preset describes it; it is held against ``te``, which it means to be.  Measured on an H200 with jax 0.11.2,
-    every byte: x/y is x·rcp.approx(y) in S, in 1/S and in e, the block scale is a·(S·(1/6)), NaN spreads through
-    the amax and becomes code 8, and the scales of 16x16 tiles are tiled over the rows.
+    x/y is x·rcp.approx(y) in S, in 1/S and in e, the block scale is a·(S·(1/6)), NaN spreads through the amax and
+    becomes code 8, and the scales of 16x16 tiles are tiled over the rows.  Measured on an H200 with jax 0.11.2, every
+    byte; the preset has that GPU's table, and another generation may have another.
     """
 
     name = "te-jax-gpu"
-    preset = "te"
+    preset = "te-jax-gpu"
     device = "cuda"
     install = "pip install --no-deps transformer-engine==2.20.2; pip install 'jax[cuda13]' pydantic packaging"
     _keeps_subnormals = True

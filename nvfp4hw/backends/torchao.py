@@ -53,12 +53,12 @@ class Torchao(_package.PackageBackend):
 class TorchaoGpu(_gpu.TorchBackend):
     """The eager quantizer on a GPU: every operation a kernel of torch's, so any GPU will do.
 
-    There torch computes a quotient by a Python number as a product with its reciprocal, which no preset has; it is
-    held against the CPU's.  Measured on an H200 with torch 2.11.0: g = fl(A·fl(1/2688)), s = fl(fl(a·fl(1/6))/g).
+    There torch computes a quotient by a Python number as a product with its reciprocal: g = fl(A·fl(1/2688)),
+    s = fl(fl(a·fl(1/6))/g).  Measured on an H200 with torch 2.11.0, every byte.
     """
 
     name = "torchao-gpu"
-    preset = "torchao"
+    preset = "torchao-gpu"
     features = Torchao.features
     distributions: ClassVar[tuple[str, ...]] = ("torchao", "torch")
     uses: ClassVar[tuple[str, ...]] = _USES
@@ -86,6 +86,7 @@ class TorchaoMslk(TorchaoGpu):
     """The Triton kernel that torchao's inference workflow calls, of the package mslk; bfloat16."""
 
     name = "torchao-mslk"
+    preset = "torchao"
     features = TorchaoGpu.features - {"float32"}
     requirements = ("mslk",)
     least = (10, 0)
