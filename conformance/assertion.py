@@ -12,7 +12,7 @@ import nvfp4ref as nv
 from conformance.compare import CONFORMS, DIFFERS, NOT_JUDGED, Report, check
 from conformance.count import count_amax
 from conformance.deviations import STAGES
-from conformance.explain import Step, Explainer
+from conformance.explain import Explainer, Step
 from conformance.side import Side
 from nvfp4hw.export import to_dump
 from nvfp4ref import arrays, e2m1

@@ -60,7 +60,7 @@ def explain(
     suffix = "_t" if columnwise else ""
     if getattr(dump, "packed" + suffix) is None:
         if dump.d is not None:
-            raise ValueError("the dump holds a GEMM, and explain takes an element of a quantized tensor: save an operand")
+            raise ValueError("the dump holds a GEMM, and explain takes an element of a quantized tensor")
         raise ValueError(f"the dump has no {'columnwise' if columnwise else 'rowwise'} output to explain")
     if dump.x is None:
         raise ValueError(

@@ -24,8 +24,7 @@ from conformance.capture.journal import Writer
 from conformance.capture.question import digest
 from conformance.expect import Expectation
 from conformance.run import said
-from nvfp4hw.backends.base import Refused
-from nvfp4hw.backends.base import Backend, Case, Outputs
+from nvfp4hw.backends.base import Backend, Case, Outputs, Refused
 
 _PARENT = os.getppid()
 #: Exit codes: the folder cannot be written; the device is lost to this process, so go on in a new one.

@@ -167,7 +167,7 @@ class _Answers:
 
     def __init__(self, unit: Unit) -> None:
         self._unit = unit
-        self.name, self.preset = unit.name, str(unit.info.get("preset", ""))
+        self.name, self.preset = unit.name, _declared(unit)
         self.features = frozenset(unit.info.get("features", ()))
 
     def availability(self) -> str | None:
@@ -196,11 +196,17 @@ class _Answers:
         return right
 
 
+def _declared(unit: Unit) -> str:
+    """The preset that a backend declares: a backend of this package today, for what it declared may have been wrong."""
+    recorded = str(unit.info.get("preset", ""))
+    return backends.load(unit.name).preset or recorded if unit.name in backends.built_in() else recorded
+
+
 def _backend(unit: Unit, questions: _Questions, seen: Seen, progress: Progress | None) -> UnitResult:
     info = unit.info
     records = unit.records
     asked = [str(ident) for ident in info.get("asked", ())]
-    if info and str(info.get("preset")) not in nv.PRESETS and records:
+    if info and _declared(unit) not in nv.PRESETS and records:
         said = f"it declares the preset {info.get('preset')!r}, which this nvfp4ref does not have"
         return UnitResult(unit, _result(unit, []), unjudged=(said,))
     answers = _Answers(unit)
@@ -236,7 +242,7 @@ def _result(unit: Unit, results: list[run.CaseResult]) -> run.BackendResult:
     seconds = sum(case.seconds for case in results)
     return run.BackendResult(
         unit.name,
-        str(info.get("preset", "")),
+        _declared(unit),
         str(info.get("version", "")),
         None if reason is None or results else str(reason),
         results,

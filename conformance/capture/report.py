@@ -55,6 +55,9 @@ def _details(one: UnitResult) -> Iterator[str]:
     result = one.result
     if result.version:
         yield result.version
+    recorded = one.unit.info.get("preset", result.preset)
+    if one.unit.kind == "backend" and recorded != result.preset:
+        yield f"it declared {recorded} when it was recorded"
     yield from _gaps(one)
     yield from _first(list(one.named))
     yield from _first([line for case in result.cases if case.status != run.CONFORMS for line in _case(case)])

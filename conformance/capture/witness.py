@@ -53,7 +53,7 @@ def _no_witness(one: UnitResult) -> str | None:
     from nvfp4hw import backends, probes
 
     info = one.unit.info
-    known = probes.names() if one.unit.kind == "probe" else list(backends._BUILT_IN)
+    known = probes.names() if one.unit.kind == "probe" else backends.built_in()
     if info.get("simulated") or one.unit.name not in known:
         return "it is simulated" if info.get("simulated") else "it is of another package"
     if one.unit.name in RECORDINGS:

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from conformance.diagnose import Diagnosis
-from conformance.explain import Step, Explainer
+from conformance.explain import Explainer, Step
 from conformance.model import Model
 from conformance.observed import Evidence, Piece
 from conformance.report.places import PICKED, Sheet

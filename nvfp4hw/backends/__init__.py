@@ -72,6 +72,11 @@ def names() -> list[str]:
     return [*_BUILT_IN, *sorted(set(_third_party()) - set(_BUILT_IN))]
 
 
+def built_in() -> list[str]:
+    """Names of the backends of this package."""
+    return list(_BUILT_IN)
+
+
 def load(name: str) -> Backend:
     """The backend of that name; :class:`Unavailable` when its module fails to import.
 
