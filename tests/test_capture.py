@@ -21,6 +21,7 @@ from conformance.capture import machine, record
 from conformance.capture.bundle import BundleError, open_bundle, partial
 from conformance.capture.record import Asked
 from conformance.capture.replay import Replay, UnitResult, replay
+from conformance.cli import main
 
 posix = pytest.mark.skipif(os.name != "posix", reason="signals and limits of POSIX")
 
@@ -144,7 +145,10 @@ def test_one_that_dies_at_exit_has_answered(tmp_path: Path) -> None:
 )
 def test_what_cannot_run_is_not_run_with_the_reason(tmp_path: Path, name: str, says: str) -> None:
     found, _ = recorded(tmp_path / "b", name)
-    assert found.exit_code == 0 and only(found).status == run.NOT_RUN and says in str(only(found).result.reason)
+    assert only(found).status == run.NOT_RUN and says in str(only(found).result.reason)
+    assert found.exit_code == 2 and found.compared == 0  # nothing conforms where nothing was compared
+    beside, _ = recorded(tmp_path / "b", "fake-good")
+    assert [one.status for one in beside.units] == [run.NOT_RUN, run.CONFORMS] and beside.exit_code == 0
 
 
 def test_garbage_on_the_streams_is_no_protocol(tmp_path: Path) -> None:
@@ -358,6 +362,66 @@ def test_a_file_that_is_no_bundle_is_not_written_over(tmp_path: Path) -> None:
     assert path.read_text(encoding="utf-8") == "years of work" and not partial(path).exists()
 
 
+def test_a_folder_of_somebody_else_is_not_touched(tmp_path: Path) -> None:
+    path = tmp_path / "b"
+    partial(path).mkdir()
+    (partial(path) / "thesis.tex").write_text("years of work", encoding="utf-8")
+    with pytest.raises(BundleError, match="holds 'thesis.tex' and is no recording, .* move it away, or give another"):
+        recorded(path, "fake-good")
+    assert [one.name for one in partial(path).iterdir()] == ["thesis.tex"] and not path.exists()
+
+
+def test_what_lies_beside_a_recording_stays(tmp_path: Path) -> None:
+    path = tmp_path / "b"
+    recorded(path, "fake-good")
+    bundles.unpack(open_bundle(path), partial(path))
+    (partial(path) / "thesis.tex").write_text("years of work", encoding="utf-8")
+    recorded(path, "fake-good")
+    assert [one.name for one in partial(path).iterdir()] == ["thesis.tex"]
+
+
+def test_another_python_is_not_mixed_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "b"
+    recorded(path, "fake-good")
+    monkeypatch.setattr(machine.platform, "python_version", lambda: "3.99.1")
+    with pytest.raises(BundleError, match=r"environment was 3\.\d+\.\d+ .* and is 3\.99\.1 .*: give another -o"):
+        recorded(path, "fake-good")
+    assert replay(path).exit_code == 0
+
+
+def damaged(path: Path, name: str, ident: str) -> None:
+    """The folder of an unfinished recording with a bit of an output turned."""
+    bundles.unpack(open_bundle(path), partial(path))
+    path.unlink()
+    unit = next(one for one in open_bundle(partial(path)).units if one.name == name)
+    arrays = partial(path) / "backends" / name / "arrays.bin"
+    data = bytearray(arrays.read_bytes())
+    data[int(unit.records[ident].outputs["packed"].at or 0)] ^= 1
+    arrays.write_bytes(data)
+
+
+def test_what_was_damaged_is_asked_again(tmp_path: Path) -> None:
+    path = tmp_path / "b"
+    before, _ = recorded(path, "fake-good")
+    damaged(path, "fake-good", "fake/2")
+    found, _ = recorded(path, "fake-good")
+    assert found.exit_code == 0 and sorted(answered(only(found))) == ALL
+    seconds = {ident: record.seconds for ident, record in only(before).unit.records.items()}
+    again = {ident: record.seconds for ident, record in only(found).unit.records.items()}
+    assert {ident for ident in ALL if seconds[ident] == again[ident]} >= set(ALL) - {"fake/2"}
+
+
+def test_what_was_damaged_and_is_not_asked_is_not_sealed(tmp_path: Path) -> None:
+    path = tmp_path / "b"
+    recorded(path, "fake-good")
+    damaged(path, "fake-good", "fake/2")
+    with pytest.raises(BundleError, match="not those that were recorded; run .* with --backend fake-good as well"):
+        recorded(path, "fake-wrong")
+    assert not path.exists() and partial(path).is_dir()
+    found, _ = recorded(path, "fake-good")
+    assert {one.unit.name: one.status for one in found.units} == {"fake-good": run.CONFORMS, "fake-wrong": run.DEPARTS}
+
+
 def test_names_that_are_no_folder_are_refused(tmp_path: Path) -> None:
     for name in ("../up", "a/b", "", ".hidden", "c:d"):
         with pytest.raises(ValueError, match="characters other than"):
@@ -440,3 +504,11 @@ def test_arrays_go_round_to_the_byte(tmp_path: Path) -> None:
     for name, array in arrays.items():
         read = found.array(found.records["a"].outputs[name])
         assert read.tobytes() == np.asarray(array).tobytes() and read.shape == np.asarray(array).shape
+
+
+def test_a_machine_on_which_nothing_runs_is_no_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The report lists what did not run, and why; only the replay of such a bundle has nothing to say."""
+    path = str(tmp_path / "b.nvfp4")
+    assert main(["conformance", "capture", "-o", path, "--backend", "te-torch", "--no-probes"]) == 0
+    assert "te-torch" in capsys.readouterr().out
+    assert main(["conformance", "replay", path]) == 2

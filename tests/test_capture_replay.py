@@ -26,7 +26,7 @@ from conformance.capture.question import digest
 from conformance.capture.replay import Replay, UnitResult
 from conformance.capture.rules import rules_of
 from nvfp4hw import backends, probes
-from nvfp4hw.backends.base import Case, Outputs
+from nvfp4hw.backends.base import Case, Outputs, Refused
 
 ROOT = Path(__file__).parents[1]
 SPEC_RULES = set(re.findall(r"^### ([A-Z][A-Z0-9-]+)$", (ROOT / "docs" / "spec.md").read_text("utf-8"), re.MULTILINE))
@@ -137,6 +137,7 @@ def test_what_is_asked_is_everything_or_what_is_named() -> None:
     [
         (["-o", "b", "--probe", "rcp", "--no-probes"], "contradict each other"),
         (["-o", "nowhere/b"], "nowhere/b: cannot be written"),
+        (["-o", ""], "-o is empty"),
         (["-o", "b", "--html", "nowhere/r"], "nowhere/r: cannot be written"),
     ],
 )
@@ -211,6 +212,172 @@ def test_a_simulation_that_there_is_not_is_refused() -> None:
         simulated.load_probe("simulated.rn-e2m1.nothing")
 
 
+# ---- what was taken out of a recording ---------------------------------------------------------------------
+
+
+def taken(path: Path, change: Any, **info: Any) -> Replay:
+    """The only backend's records changed by a function of their list, all hashes made right, and judged."""
+    folder = path.with_name("taken")
+    bundles.unpack(bundles.open_bundle(path), folder)
+    (lines,) = folder.glob("*/*/records.jsonl")
+    records = [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()]
+    lines.write_text("".join(json.dumps(one) + "\n" for one in change(records)), encoding="utf-8")
+    with_info(folder, lines.parent.name, **info)
+    bundles.seal(folder, path.with_name("taken.nvfp4"))
+    found = replay.replay(path.with_name("taken.nvfp4"))
+    bundles.remove(folder)
+    return found
+
+
+def test_wrong_answers_that_are_taken_out_are_missed(tmp_path: Path, few: None) -> None:
+    path = bundle_of(tmp_path / "b", ["simulated.block-scale.divide-by-6"])
+    wrong = {
+        case.id: [name for name, count in case.outputs.items() if count.different]
+        for case in replay.replay(path).units[0].result.cases
+        if case.status == run.DEPARTS
+    }
+    assert wrong
+
+    def without(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [one for one in records if one["id"] not in wrong]
+
+    kept = [ident for ident in bundles.open_bundle(path).units[0].info["asked"] if ident not in wrong]
+    found = taken(path, without, asked=kept)
+    (one,) = found.units
+    assert found.exit_code == 1 and one.status == run.FAILED and set(one.missing) == set(wrong)
+    assert "it has not every case that it serves" in report.as_text(found)
+    assert taken(path, lambda records: [], asked=[]).exit_code == 1
+    # a narrower backend than the one of this name serves what that one serves
+    features = ["quantize", "float32", "1x16", "row"]
+    assert set(taken(path, without, asked=kept, features=features).units[0].missing) == set(wrong)
+
+    def bare(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        for one in records:
+            for name in wrong.get(one["id"], ()):
+                del one["outputs"][name]
+        return records
+
+    found = taken(path, bare)
+    assert found.exit_code == 1 and found.units[0].status == run.FAILED
+    errors = {case.id: str(case.error) for case in found.units[0].result.cases if case.error}
+    assert set(errors) == set(wrong) and all("no refusal says why" in said for said in errors.values())
+
+    def amax_alone(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        for one in records:
+            if any(name.startswith("amax") for name in one["outputs"]):
+                one["outputs"] = {name: ref for name, ref in one["outputs"].items() if name.startswith("amax")}
+        return records
+
+    assert taken(path, amax_alone).exit_code == 1
+
+
+def test_refusals_are_counted_and_more_of_them_than_answers_are_said(tmp_path: Path, few: None) -> None:
+    path = bundle_of(tmp_path / "b", ["simulated"])
+
+    def refused(share: int, outputs: tuple[str, ...] = ()) -> Any:
+        def change(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+            for one in records[: len(records) * share // 4]:
+                one["outputs"] = {name: ref for name, ref in one["outputs"].items() if name in outputs}
+                one["refused"] = "it does not do that"
+            return records
+
+        return change
+
+    some = taken(path, refused(1))
+    assert some.exit_code == 0 and not some.units[0].partly_refused and "partly refused" not in report.as_text(some)
+    most = taken(path, refused(3, ("amax",)))
+    said, (one,) = report.as_text(most), most.units
+    assert most.exit_code == 0 and one.partly_refused
+    assert "conforms, partly refused: te" in said and said.endswith("0 not run; 1 partly refused")
+    n = len(one.unit.records)
+    assert f"refused, in {n * 3 // 4} cases: it does not do that" in said
+    assert f"packed in {one.given['packed']} of {n} cases" in said and 0 < one.given["packed"] <= n - n * 3 // 4
+    every = taken(path, refused(4))
+    assert every.exit_code == 2 and "nothing was compared" in report.as_text(every)
+
+
+def test_a_bundle_of_nothing_is_not_judged(tmp_path: Path) -> None:
+    found = replay.replay(bundle_of(tmp_path / "b", []))
+    assert found.units == [] and found.exit_code == 2 and report.as_text(found).endswith("; nothing was compared")
+
+
+def test_a_damaged_output_costs_its_case_alone(tmp_path: Path, few: None) -> None:
+    folder = bundle_of(tmp_path / "b", ["simulated"], sealed=False)
+    place = folder / "backends" / "simulated"
+    first = next(one for one in Writer(place).recorded.values() if "scales" in one.outputs)
+    data = bytearray((place / "arrays.bin").read_bytes())
+    data[int(first.outputs["scales"].at or 0)] ^= 1
+    (place / "arrays.bin").write_bytes(data)
+    found = replay.replay(folder)
+    (one,) = found.units
+    assert found.exit_code == 2 and len(one.unjudged) == 1 and len(one.result.cases) == len(one.unit.records) - 1
+    assert f"{first.id}: scales: " in one.unjudged[0] and "not those that were recorded" in one.unjudged[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"features": 5}, "unit.json gives features as 5; expected a list of texts"),
+        ({"asked": None}, "unit.json gives asked as None; expected a list of texts"),
+        ({"asked": "abc"}, "unit.json gives asked as 'abc'; expected a list of texts"),
+        ({"unserved": "many"}, "unit.json gives unserved as 'many'; expected a number of cases"),
+        ({"preset": 3}, "unit.json gives preset as 3; expected a text"),
+        ({"version": "\ud800"}, "unit.json: holds a number that is none, or half a character"),
+    ],
+)
+def test_what_a_unit_says_must_make_sense(tmp_path: Path, small: Small, changes: dict[str, Any], says: str) -> None:
+    folder = with_info(bundle_of(tmp_path / "b", ["small"], sealed=False), "small", **changes)
+    with pytest.raises(BundleError) as caught:
+        replay.replay(folder)
+    assert says in str(caught.value) and str(caught.value).startswith(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"suite": "nope"}, "is of the suite 'nope', which this nvfp4ref does not have"),
+        ({"suite": None}, "bundle.json gives suite as None; expected a text"),
+        ({"gpus": 5}, "bundle.json gives gpus as 5; expected a list of devices"),
+        ({"gpus": [{"name": "B200"}]}, "bundle.json gives a device as {'name': 'B200'}"),
+        ({"oracle": "1"}, "bundle.json gives oracle as '1'; expected an object"),
+        ({"environment": {"python": 3}}, "bundle.json gives environment as {'python': 3}; expected texts"),
+        ({"asked": {"backends": 5}}, "bundle.json does not say what was asked: it gives {'backends': 5}"),
+    ],
+)
+def test_what_a_header_says_must_make_sense(tmp_path: Path, small: Small, changes: dict[str, Any], says: str) -> None:
+    folder = bundle_of(tmp_path / "b", ["small"], sealed=False)
+    header = json.loads((folder / "bundle.json").read_text(encoding="utf-8"))
+    write_json(folder / "bundle.json", {**header, **changes})
+    with pytest.raises(BundleError) as caught:
+        replay.replay(folder)
+    assert says in str(caught.value) and str(caught.value).startswith(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"seconds": float("nan")}, "holds a number that is none"),
+        ({"seconds": -5}, "the record 'small/0' gives seconds as -5"),
+        ({"seconds": "long"}, "the record 'small/0' gives seconds as 'long'; expected a number"),
+        ({"id": ["a"]}, "gives id as ['a']; expected a text"),
+        ({"error": 5}, "gives error as 5; expected a text"),
+        ({"outputs": []}, "gives outputs as []; expected an object"),
+        ({"facts": 3}, "gives facts as 3; expected an object"),
+    ],
+)
+def test_what_a_record_says_must_make_sense(tmp_path: Path, small: Small, changes: dict[str, Any], says: str) -> None:
+    path = bundle_of(tmp_path / "b", ["small"])
+    with pytest.raises(BundleError) as caught:
+        replay.replay(edited(path, **changes))
+    assert says in str(caught.value) and "records.jsonl" in str(caught.value)
+
+
+def test_what_a_recording_says_reaches_no_terminal_as_it_stands(tmp_path: Path, small: Small) -> None:
+    found = replay.replay(edited(bundle_of(tmp_path / "b", ["small"]), error="\x1b]0;pwn\x07\x1b[31m evil"))
+    said = report.as_text(found)
+    assert "\x1b" not in said and "\\x1b]0;pwn\\x07\\x1b[31m evil" in said and found.exit_code == 1
+
+
 # ---- what a recording says of itself is not believed -------------------------------------------------------
 
 
@@ -234,7 +401,7 @@ class Small:
 
     def quantize(self, case: Case) -> Outputs:
         if case.id == "small/1":
-            raise backends._package.Refused("needs sm_100")  # type: ignore[attr-defined]
+            raise Refused("needs sm_100")
         q = nv.quantize(case.x)
         return {"packed": q.packed, "scales": q.scales, "amax": q.amax}
 
@@ -300,13 +467,49 @@ def test_a_hash_in_place_of_bytes_must_be_the_oracle_s(tmp_path: Path, small: Sm
     assert found.exit_code == 2 and "scales was what the oracle of that time gives" in found.units[0].unjudged[0]
 
 
-@pytest.mark.parametrize(("name", "value"), [("compared", 5), ("different", 5), ("status", "fail")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("compared", 5), ("different", 5), ("different", False), ("status", "fail")),
+        *(("first", [{"x": 1}]), ("device", "NVIDIA B200")),
+    ],
+)
 def test_a_probe_s_claims_are_counted_again(tmp_path: Path, name: str, value: Any) -> None:
     path = bundle_of(tmp_path / "b", ["simulated.rcp"], "probe")
     (unit,) = bundles.open_bundle(path).units
     facts = {**unit.records["simulated.rcp"].facts, name: value}
     (one,) = replay.replay(edited(path, facts=facts)).units
     assert one.status == run.DEPARTS and f"its record says {name} {value}" in " ".join(one.named)
+
+
+def test_a_probe_s_rules_and_device_are_its_own(tmp_path: Path) -> None:
+    """Even where the record's seal was made right again."""
+    path = bundle_of(tmp_path / "b", ["simulated.rcp"], "probe")
+    (unit,) = bundles.open_bundle(path).units
+    record = unit.records["simulated.rcp"]
+    arrays = {name: unit.array(ref) for name, ref in record.outputs.items()}
+    for changes, says in (
+        ({"rules": ["MMA-GROUP"]}, "the record's rules"),
+        ({"device": "NVIDIA B200"}, "its target"),
+    ):
+        held = {**record.facts["record"], **changes}
+        held["seal"] = probes.seal(held, arrays)
+        (one,) = replay.replay(edited(path, facts={**record.facts, "record": held})).units
+        assert one.status == run.DEPARTS and says in " ".join(one.named)
+    found = replay.replay(edited(path, facts={**record.facts, "record": "ab"}))
+    assert found.exit_code == 2 and "its record is 'ab'" in found.units[0].unjudged[0]
+
+
+def test_a_simulated_probe_under_the_name_of_a_real_one_departs(tmp_path: Path) -> None:
+    folder = bundle_of(tmp_path / "b", ["simulated.rcp"], "probe", gpus=[B200], sealed=False)
+    (folder / "probes" / "simulated.rcp").rename(folder / "probes" / "rcp")
+    for name in ("unit.json", "records.jsonl"):
+        path = folder / "probes" / "rcp" / name
+        path.write_text(path.read_text(encoding="utf-8").replace("simulated.rcp", "rcp"), encoding="utf-8")
+    header = json.loads((folder / "bundle.json").read_text(encoding="utf-8"))
+    write_json(folder / "bundle.json", {**header, "asked": {"backends": [], "probes": ["rcp"]}})
+    (one,) = replay.replay(folder).units
+    assert one.status == run.DEPARTS and "its name is that of a probe of hardware" in " ".join(one.named)
 
 
 def test_a_changed_byte_of_a_probe_is_found(tmp_path: Path) -> None:
@@ -323,10 +526,24 @@ def test_a_changed_byte_of_a_probe_is_found(tmp_path: Path) -> None:
     assert one.status == run.DEPARTS and "its record says status pass, and its arrays say fail" in one.named
 
 
-def test_a_preset_of_the_future_is_not_judged(tmp_path: Path, small: Small) -> None:
-    folder = bundle_of(tmp_path / "b", ["small"], sealed=False)
-    info = Writer(folder / "backends" / "small").read("unit.json")
-    write_json(folder / "backends" / "small" / "unit.json", {**info, "preset": "te-9"})
+def with_info(folder: Path, name: str, **changes: Any) -> Path:
+    """The recording with what a backend says of itself changed."""
+    path = folder / "backends" / name / "unit.json"
+    write_json(path, {**json.loads(path.read_text(encoding="utf-8")), **changes})
+    return folder
+
+
+def test_a_backend_of_this_project_is_judged_by_the_preset_of_today(tmp_path: Path, small: Small) -> None:
+    folder = with_info(bundle_of(tmp_path / "b", ["small"], sealed=False), "small", preset="modelopt")
+    found = replay.replay(folder)
+    assert found.exit_code == 0 and found.units[0].result.preset == "te"
+    assert "it declared modelopt when it was recorded" in report.as_text(found)
+
+
+def test_a_preset_of_the_future_is_not_judged(tmp_path: Path, small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of a backend of another package: one of this project is judged by the preset of today."""
+    folder = with_info(bundle_of(tmp_path / "b", ["small"], sealed=False), "small", preset="te-9")
+    monkeypatch.setattr(backends, "_BUILT_IN", {name: m for name, m in backends._BUILT_IN.items() if name != "small"})
     found = replay.replay(folder)
     assert found.exit_code == 2 and "preset 'te-9', which this nvfp4ref does not have" in found.units[0].unjudged[0]
 
@@ -488,7 +705,8 @@ def test_an_open_question_is_answered_by_its_probe() -> None:
         assert says in page
         assert ("Nothing here was run on a Blackwell GPU" in page) == (different is None)
         assert ("**differs in b200: rn-e2m1**" in page) == (different == 7)
-        assert ("8,589,934,592" in page) == (different is not None)
+        (row,) = [line for line in page.splitlines() if line.startswith("| [E2M1-NAN]")]
+        assert ("8,589,934,592" in row) == (different is not None)
 
 
 def test_the_ledger_s_file_is_written_as_it_stands() -> None:

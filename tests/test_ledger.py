@@ -26,7 +26,8 @@ def test_kinds_are_known_and_no_witness_claims_blackwell() -> None:
 
 def test_the_strongest_witness_wins() -> None:
     best = ledger.strongest(ledger.load())
-    assert best["E2M1-RNE"]["name"] == "cuda-header" and best["SR-SM100"]["name"] == "b200-cvt-rs"
+    assert best["E2M1-RNE"]["name"] == "probes-h200" and best["E2M1-RNE"]["inputs"]["E2M1-RNE"] == 3 << 32
+    assert best["SR-SM100"]["name"] == "b200-cvt-rs"
 
 
 def test_the_page_is_current() -> None:

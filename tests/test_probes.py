@@ -153,6 +153,23 @@ def test_a_record_on_disk(tmp_path: Path) -> None:
         storage.load(path)
 
 
+def test_a_damaged_file_is_refused_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every flipped bit and cut of a file is a sentence, or a record that is told to be changed."""
+    whole = (Path(probes.__file__).parent / "records" / "h200-fp4-header.npz").read_bytes()
+    path, dice = tmp_path / "damaged.npz", np.random.default_rng(1)
+    codes = []
+    for attempt in range(300):
+        data = bytearray(whole[: dice.integers(len(whole))] if attempt % 3 == 2 else whole)
+        if data:
+            data[dice.integers(len(data))] ^= 1 << dice.integers(8)
+        path.write_bytes(data)
+        codes.append(command.main(["verify", str(path)]))
+    deep = np.frombuffer(b"[" * 100_000, np.uint8)
+    np.savez(path, record=deep)
+    assert command.main(["verify", str(path)]) == 2
+    assert codes.count(2) > 200 and "Traceback" not in capsys.readouterr().out
+
+
 # ---- records that lie --------------------------------------------------------------------------------------
 
 
@@ -172,13 +189,13 @@ def test_any_changed_byte_of_an_array_fails(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_any_changed_fact_fails(name: str) -> None:
     result = passing(name)
-    told_by_the_system = {"device", "architecture", "seconds", "output", "fault", "rules"}
-    told_by_the_device = {"device_first", "device_rounded_different"}
-    for key in set(result.record) - told_by_the_system - told_by_the_device - {"seal"}:
+    told_by_the_system = {"device", "architecture", "seconds", "output", "fault"}
+    for key in set(result.record) - told_by_the_system - {"seal"}:
         value = result.record[key]
-        other = value + 1 if isinstance(value, int) else None
-        found = changed(result, {key: other})
-        assert found.status == "fail" and found.first, key
+        others = [value + 1, float(value), bool(value)] if type(value) is int else [None]
+        for other in others:
+            found = changed(result, {key: other})
+            assert found.status == "fail" and found.first, key
     for key in result.record:  # the seal covers the rest
         found = probes.load(name).verify({**result.record, key: "changed"}, result.arrays)
         assert found.status == "fail" and found.first, key
@@ -200,6 +217,58 @@ def test_a_record_of_something_else_is_no_traceback() -> None:
     ):
         found = probe.verify(record, arrays)
         assert found.status == "fail" and found.first[0]["what"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"rules": ["E4M3-RNE", "MMA-GROUP"]}, "the record's rules"),
+        ({"device_first": ["operand a"]}, "the device found"),
+        ({"device_first": 5}, "the device's counterexamples"),
+        ({"device_verdict": "FAIL", "device_first": 5}, "the device's counterexamples"),
+        ({"compared": float(3 << 32)}, "the record's compared"),
+        ({"different": False}, "the record's different"),
+        ({"device_different": 0.0}, "the device found"),
+        ({"source": "0" * 64}, "the program was not fp4_header.cu"),
+        ({"source": None}, "the program was not fp4_header.cu"),
+        ({"architecture": "sm_100a"}, "its target"),
+        ({"architecture": "simulated"}, "its target"),
+        ({"device": "simulated Blackwell"}, "a simulated device has no target"),
+    ],
+)
+def test_a_resealed_record_with_another_fact_fails(changes: dict[str, Any], says: str) -> None:
+    """Of a real run, whose arrays are right."""
+    record, arrays = storage.load(Path(probes.__file__).parent / "records" / "h200-fp4-header.npz")
+    found = changed(ProbeResult("fp4-header", "pass", 0, 0, [], record, arrays, "", 0.0), changes)
+    assert found.status == "fail" and found.first[0]["what"] == says, found.first
+
+
+def test_a_transform_of_a_real_device_has_every_chunk_and_every_rounding() -> None:
+    record, arrays = storage.load(Path(probes.__file__).parent / "records" / "h200-rht.npz")
+    few = len(hadamard.KINDS)
+    result = ProbeResult("rht", "pass", 0, 0, [], record, arrays, "", 0.0)
+    claims = {"digested": few, "compared": few * hadamard.CHUNK, "architecture": "simulated"}
+    found = changed(result, claims, digests=arrays["digests"][:few])
+    assert found.status == "fail" and "has digests of 8 chunks; expected 128" in found.first[0]["what"]
+    simulated = passing("rht")
+    for rounded in (1, False, None):
+        found = changed(simulated, {"device_rounded_different": rounded})
+        assert found.status == "fail" and found.first[0]["what"] == "sums that the device rounded otherwise"
+
+
+def test_odd_values_never_raise_and_can_be_printed() -> None:
+    result = passing("rn-e4m3")
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    for key in (*result.record, "unheard of"):
+        values: list[Any] = [5, -1.5, float("nan"), "\ud800\x1b[31m", ["\ud800"], {"a": []}, None, deep]
+        for value in values:
+            record = {**result.record, key: value}
+            found = probes.load("rn-e4m3").verify(record, result.arrays)
+            assert found.status == "fail" and found.seconds >= 0
+            str(found).encode()
+            assert "\x1b" not in str(found)
 
 
 def test_what_the_device_counted_is_not_forgotten() -> None:
@@ -649,6 +718,35 @@ def test_without_a_gpu_everything_is_listed_as_not_run(
     with pytest.raises(SystemExit):
         command.main(["run", "rn-e3m2"])
     assert "there is no probe 'rn-e3m2'" in capsys.readouterr().err
+
+
+def test_what_cannot_be_compiled_or_written_is_refused_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("years of work", encoding="utf-8")
+    for arguments, says in (
+        (["compile", "--target", "sm_42"], "no probe that was asked is for 'sm_42'; they are for sm_100, sm_100a, "),
+        (["compile", "rs-e2m1", "--target", "sm_120a"], "is for 'sm_120a'; they are for sm_100a, sm_103a"),
+        (["compile", "rs-e2m1", "--target", "sm_100a", "--target", "nonsense"], "is for 'nonsense'"),
+        (["run", "rcp", "-o", str(tmp_path / "file")], "no records can be written there: file exists"),
+        (["run", "rcp", "-o", str(tmp_path / "file" / "q")], "no records can be written there: not a directory"),
+    ):
+        assert command.main(arguments) == 2
+        said = capsys.readouterr()
+        assert says in said.err and said.err.count("\n") == 1 and said.out == ""
+    with pytest.raises(SystemExit, match="2"):
+        command.main(["run", "rcp", "-o", ""])
+    assert "the name of the folder is empty" in capsys.readouterr().err
+    assert (tmp_path / "file").read_text(encoding="utf-8") == "years of work"
+
+    def full(*_: object) -> None:
+        raise OSError(28, os.strerror(28))
+
+    simulated = probes.simulated()["rn-e4m3"]
+    monkeypatch.setattr(probes, "load", lambda name: simulated)
+    monkeypatch.setattr(storage, "save", full)
+    assert command.main(["run", "rn-e4m3", "-o", str(tmp_path / "out")]) == 2
+    assert "rn-e4m3.npz: cannot be written: no space left on device" in capsys.readouterr().err
 
 
 def test_the_guide_lists_every_probe_and_its_example_runs(capsys: pytest.CaptureFixture[str]) -> None:

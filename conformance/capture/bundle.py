@@ -25,6 +25,7 @@ import re
 import shutil
 import zipfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -46,6 +47,9 @@ _MEMBER = re.compile(
     rf"(?:bundle\.json|manifest\.json|(?:backends|probes)/{UNIT_NAME.pattern}/(?:{'|'.join(UNIT_FILES)}))"
 )
 
+#: Files of a recording that are no members: its lock, what is being done, and halves of files.
+_LEFT = re.compile(r"lock|now\.json(?:\.new)?|\..*\.tmp")
+
 LARGEST = 100 << 20  # bytes of a bundle that may be handed on
 _LARGEST_READ = 256 << 20  # of one that is read
 _LARGEST_INFLATED = 1 << 30  # of all its members
@@ -61,6 +65,24 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 
 #: A bundle that cannot be read, written or trusted is a file that cannot; the message is one sentence.
 BundleError = DumpError
+
+
+def printable(text: str) -> str:
+    """Text of a recording as a terminal may be given it: control characters, and what is no character, are escaped."""
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
+def _require(found: Mapping[str, Any], where: str, *fields: tuple[str, type | tuple[type, ...], str]) -> None:
+    """BundleError unless each field is of its type; a field that is not there is left to whoever needs it."""
+    for name, kinds, words in fields:
+        value = found.get(name)
+        if name not in found or (isinstance(value, kinds) and not (isinstance(value, bool) and kinds is int)):
+            continue
+        raise BundleError(f"{where} gives {name} as {shown(value)}; expected {words}")
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
 
 
 # ---- arrays and records ------------------------------------------------------------------------------------
@@ -85,10 +107,11 @@ class Ref:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Ref:
-        one = cls(str(found["dtype"]), tuple(int(n) for n in found["shape"]), str(found["sha256"]), found.get("at"))
-        if one.dtype not in _DTYPES or min(one.shape, default=0) < 0 or not isinstance(one.at, int | None):
-            raise BundleError(f"describes an array as {shown(dict(found))}")
-        return one
+        shape, at = (found.get(name) if isinstance(found, dict) else None for name in ("shape", "at"))
+        right = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
+        if not right or found.get("dtype") not in list(_DTYPES) or not (at is None or type(at) is int):
+            raise BundleError(f"describes an array as {shown(found)}")
+        return cls(found["dtype"], tuple(shape or ()), str(found.get("sha256")), at)
 
 
 def little(array: Any) -> tuple[str, Array]:
@@ -103,6 +126,12 @@ def describe(array: Any) -> Ref:
     """The reference of an array whose bytes are not kept."""
     dtype, plain = little(array)
     return Ref(dtype, plain.shape, hashlib.sha256(plain.tobytes()).hexdigest())
+
+
+def intact(data: bytes, ref: Ref) -> bool:
+    """Whether the bytes of arrays.bin hold an array as it was recorded."""
+    part = data[ref.at : ref.at + ref.nbytes] if ref.at is not None and ref.at >= 0 else b""
+    return len(part) == ref.nbytes and hashlib.sha256(part).hexdigest() == ref.sha256
 
 
 @dataclass(frozen=True)
@@ -133,11 +162,26 @@ class Record:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Record:
-        error, refused = (None if found.get(name) is None else str(found[name]) for name in ("error", "refused"))
+        if not isinstance(found, dict) or not {"id", "question", "seconds", "outputs"} <= set(found):
+            raise BundleError("holds a line that is no record: it has no id, question, seconds or outputs")
+        where = f"the record {shown(found['id'])}"
+        text, object_ = (str, "a text"), (dict, "an object")
+        _require(
+            found,
+            where,
+            *((name, *text) for name in ("id", "question", "error", "refused") if found.get(name) is not None),
+            ("seconds", (int, float), "a number"),
+            *((name, *object_) for name in ("outputs", "facts")),
+        )
+        seconds = found["seconds"]
+        if isinstance(seconds, bool) or not 0 <= seconds < 1e12 or found["id"] is None or found["question"] is None:
+            wrong = next((name for name in ("id", "question") if found[name] is None), "seconds")
+            raise BundleError(f"{where} gives {wrong} as {shown(found[wrong])}")
+        error, refused = (found.get(name) for name in ("error", "refused"))
         return cls(
-            str(found["id"]),
-            str(found["question"]),
-            float(found["seconds"]),
+            found["id"],
+            found["question"],
+            float(seconds),
             {str(name): Ref.from_json(ref) for name, ref in dict(found["outputs"]).items()},
             error,
             refused,
@@ -153,7 +197,7 @@ def parse_records(text: bytes) -> Iterator[tuple[Record, int]]:
         if not line.endswith(b"\n"):  # its writer was stopped here
             return
         with foreign("holds a line that is no record"):
-            yield Record.from_json(json.loads(line)), end
+            yield Record.from_json(_parsed(line)), end
 
 
 # ---- reading -----------------------------------------------------------------------------------------------
@@ -188,22 +232,37 @@ class Unit:
     @cached_property
     def info(self) -> dict[str, Any]:
         """unit.json; {} when it was stopped before it could say what it is."""
-        return self._json("unit.json")
+        found, where = self._json("unit.json"), f"{self.folder}/unit.json"
+        _require(
+            found,
+            where,
+            *((name, str, "a text") for name in ("name", "kind", "preset", "version", "device", "what")),
+            ("reason", (str, type(None)), "a text, or null"),
+            ("unserved", int, "a number of cases"),
+            ("simulated", bool, "true or false"),
+        )
+        for name in ("asked", "features", "rules"):
+            if name in found and not _texts(found[name]):
+                raise BundleError(f"{where} gives {name} as {shown(found[name])}; expected a list of texts")
+        return found
 
     @cached_property
     def end(self) -> dict[str, Any]:
         """end.json; {} when the recording was stopped."""
-        return self._json("end.json")
+        found = self._json("end.json")
+        _require(found, f"{self.folder}/end.json", ("state", str, "a text"), ("reason", (str, type(None)), "a text"))
+        return found
 
     @cached_property
     def records(self) -> dict[str, Record]:
         """By id, in the order in which they were recorded."""
         path = f"{self.folder}/records.jsonl"
         found: dict[str, Record] = {}
-        for record, _ in parse_records(self.members.read(path)) if path in self.members.names else ():
-            if record.id in found:
-                raise BundleError(f"{path}: records {shown(record.id)} twice")
-            found[record.id] = record
+        with blame(path):
+            for record, _ in parse_records(self.members.read(path)) if path in self.members.names else ():
+                if record.id in found:
+                    raise BundleError(f"records {shown(record.id)} twice")
+                found[record.id] = record
         return found
 
     @cached_property
@@ -214,10 +273,9 @@ class Unit:
     def array(self, ref: Ref) -> Array:
         """An array whose bytes were kept.  Raises BundleError when they are not those that were recorded."""
         assert ref.at is not None
-        data = self._bytes[ref.at : ref.at + ref.nbytes] if ref.at >= 0 else b""
-        if len(data) != ref.nbytes or hashlib.sha256(data).hexdigest() != ref.sha256:
+        if not intact(self._bytes, ref):
             raise BundleError(f"{self.folder}/arrays.bin: the bytes from {ref.at} are not those that were recorded")
-        return np.frombuffer(data, _DTYPES[ref.dtype]).reshape(ref.shape)
+        return np.frombuffer(self._bytes, _DTYPES[ref.dtype], math.prod(ref.shape), ref.at).reshape(ref.shape)
 
 
 @dataclass(frozen=True)
@@ -260,19 +318,49 @@ def _opened(path: Path, members: _Members, root: str | None) -> Bundle:
     if "bundle.json" not in members.names:
         raise BundleError("is no bundle: it has no bundle.json")
     header = _versioned("bundle.json", members.read("bundle.json"))
-    asked = header.get("asked") or {}
+    _require(
+        header,
+        "bundle.json",
+        *((name, dict, "an object") for name in ("oracle", "environment", "packages")),
+        *((name, str, "a text") for name in ("suite", "date")),
+        ("gpus", list, "a list of devices"),
+    )
+    for name in ("oracle", "environment"):
+        if not all(isinstance(one, str) for one in header.get(name, {}).values()):
+            raise BundleError(f"bundle.json gives {name} as {shown(header[name])}; expected texts")
+    for gpu in header.get("gpus", ()):
+        if not isinstance(gpu, dict) or not all(
+            isinstance(gpu.get(name), str) for name in ("name", "compute_capability", "driver")
+        ):
+            raise BundleError(f"bundle.json gives a device as {shown(gpu)}; expected its name, capability and driver")
+    asked = header.get("asked")
     units = []
     for kind in KINDS:
         there = {name.split("/")[1] for name in members.names if name.startswith(f"{kind}s/")}
-        with foreign("bundle.json does not say what was asked"):
-            order = [str(name) for name in asked[f"{kind}s"]]
+        order = asked.get(f"{kind}s") if isinstance(asked, dict) else None
+        if not _texts(order):
+            raise BundleError(f"bundle.json does not say what was asked: it gives {shown(asked)}")
+        assert order is not None
         units += [Unit(kind, name, members) for name in (*order, *sorted(there - set(order)))]
     return Bundle(path, header, units, root, members)
 
 
 def _object(name: str, data: bytes) -> dict[str, Any]:
     with blame(name), foreign("is no JSON object"):
-        return dict(json.loads(data))
+        found = _parsed(data)
+    if not isinstance(found, dict):
+        raise BundleError(f"{name}: is no JSON object, but {shown(found)}")
+    return found
+
+
+def _parsed(data: bytes) -> Any:
+    """The value of a JSON text, which has no number and no character that there is not."""
+    found = json.loads(data)
+    try:
+        json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError:
+        raise BundleError("holds a number that is none, or half a character") from None
+    return found
 
 
 def _versioned(name: str, data: bytes) -> dict[str, Any]:
@@ -391,6 +479,18 @@ def _entry(name: str) -> zipfile.ZipInfo:
 def _file_sha256(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def remove(folder: Path) -> None:
+    """Remove what a recording made of a folder, and nothing that somebody else put there."""
+    found = sorted(folder.rglob("*"), reverse=True)  # a folder comes after what is in it
+    for path in (*found, folder):
+        name = path.relative_to(folder).as_posix()
+        with suppress(OSError):  # what cannot be removed, or is not empty, stays
+            if path.is_dir() and not path.is_symlink():
+                path.rmdir()
+            elif _MEMBER.fullmatch(name) or _LEFT.fullmatch(path.name):
+                path.unlink()
 
 
 def unpack(bundle: Bundle, folder: Path) -> None:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conformance import terminal
+from conformance.run import NOT_RUN
+
+if TYPE_CHECKING:
+    from conformance.capture.replay import Replay
 
 
 def add_capture(actions: Any) -> None:
@@ -41,7 +45,8 @@ def add_capture(actions: Any) -> None:
 def add_replay(actions: Any) -> None:
     """The action ``replay``."""
     action = actions.add_parser(
-        "replay", help="judge a bundle again, every byte, without its machine; exit 0 conforms, 1 not, 2 not judged"
+        "replay",
+        help="judge a bundle again, every byte, without its machine; exit 0 conforms, 1 not, 2 not judged",
     )
     action.add_argument("bundle", metavar="FILE")
     _add_reports(action)
@@ -75,6 +80,8 @@ def _capture(options: argparse.Namespace) -> int:
 
     if options.no_probes and options.probe:
         raise ValueError("--probe and --no-probes contradict each other: leave one of them out")
+    if not options.output:
+        raise ValueError("-o is empty: give the name of the file to write")
     for path in filter(None, (options.output, options.json, options.junit, options.html)):
         terminal.refuse_unwritable(path)
     asked = record.Asked(options.suite, *_asked(options))
@@ -84,7 +91,7 @@ def _capture(options: argparse.Namespace) -> int:
         folder = bundles.partial(options.output)
         terminal.complain(f"interrupted; what was recorded is in {folder}: run the same command again to go on")
         raise
-    code = _report(options.output, options)
+    found = _report(options.output, options)
     size = Path(options.output).stat().st_size
     print(f"{options.output}: {size / 1e6:.1f} MB, root sha256 {root}")
     print(f"to judge it again, on any machine: nvfp4 conformance replay {options.output}")
@@ -92,7 +99,8 @@ def _capture(options: argparse.Namespace) -> int:
         terminal.complain(
             f"{options.output}: larger than the {bundles.LARGEST >> 20} MiB that a bundle may have to be handed on"
         )
-    return code
+    nothing_ran = not found.compared and all(one.status == NOT_RUN for one in found.units)
+    return 0 if nothing_ran else found.exit_code  # nothing to record is no fault of a machine
 
 
 def _asked(options: argparse.Namespace) -> tuple[list[str], list[str]]:
@@ -113,11 +121,11 @@ def _asked(options: argparse.Namespace) -> tuple[list[str], list[str]]:
 
 
 def _replay(options: argparse.Namespace) -> int:
-    return _report(options.bundle, options, options.update_ledger)
+    return _report(options.bundle, options, options.update_ledger).exit_code
 
 
-def _report(path: str, options: argparse.Namespace, update: bool = False) -> int:
-    """Judge a bundle, print and write the reports, and make evidence of it if that is asked.  The exit code."""
+def _report(path: str, options: argparse.Namespace, update: bool = False) -> Replay:
+    """Judge a bundle, print and write the reports, and make evidence of it if that is asked."""
     from conformance import report as reports
     from conformance.capture import report, witness
     from conformance.capture.replay import replay
@@ -135,4 +143,4 @@ def _report(path: str, options: argparse.Namespace, update: bool = False) -> int
     if update:
         for sentence in witness.update(found):
             print(sentence)
-    return found.exit_code
+    return found

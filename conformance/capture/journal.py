@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from conformance.capture.bundle import Array, BundleError, Record, Ref, describe, little, parse_records
+from conformance.capture.bundle import Array, BundleError, Record, Ref, describe, intact, little, parse_records
 from nvfp4ref.container import blame, foreign, replacing
 
 _LOCK, _NOW = "lock", "now.json"
@@ -75,21 +75,27 @@ class Writer:
             yield
 
     def _repair(self) -> None:
-        """Cut off what a stopped writer left: half a line, and bytes that no line speaks of."""
+        """Drop what a stop leaves, half a line and bytes that no line speaks of, and records with damaged bytes."""
         lines, arrays = self.folder / "records.jsonl", self.folder / "arrays.bin"
         with self._writing():
             text = lines.read_bytes() if lines.exists() else b""
-            size = arrays.stat().st_size if arrays.exists() else 0
+            data = arrays.read_bytes() if arrays.exists() else b""
+        kept: list[bytes] = []
         end = used = 0
-        with blame(lines), suppress(BundleError):
+        with suppress(BundleError):
             for record, end_of_line in parse_records(text):
-                last = max((r.at + r.nbytes for r in record.outputs.values() if r.at is not None), default=0)
-                if last > size:
-                    break
-                self.recorded[record.id] = record
-                end, used = end_of_line, max(used, last)
+                line, end = text[end:end_of_line], end_of_line
+                refs = [ref for ref in record.outputs.values() if ref.at is not None]
+                if all(intact(data, ref) for ref in refs):
+                    self.recorded[record.id] = record
+                    kept.append(line)
+                    used = max(used, *(ref.at + ref.nbytes for ref in refs if ref.at is not None), 0)
+        whole = b"".join(kept)
         with self._writing():
-            for path, length in ((lines, end), (arrays, used)):
+            if lines.exists() and whole != text[: len(whole)]:
+                with replacing(lines) as file:
+                    file.write(whole)
+            for path, length in ((lines, len(whole)), (arrays, used)):
                 if path.exists():
                     os.truncate(path, length)
 

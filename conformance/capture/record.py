@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,10 +18,10 @@ from typing import Any
 
 from conformance.capture import bundle as bundles
 from conformance.capture import machine
-from conformance.capture.bundle import FORMAT, UNIT_NAME, VERSION, BundleError, Record
+from conformance.capture.bundle import FORMAT, UNIT_NAME, VERSION, BundleError, Record, printable
 from conformance.capture.child import LOST, UNWRITABLE
 from conformance.capture.journal import Writer, locked, write_json
-from nvfp4ref.container import foreign
+from nvfp4ref.container import foreign, shown
 
 #: Called with a label, how many are done, and of how many (0: not known).
 Progress = Callable[[str, int, int], None]
@@ -32,7 +31,8 @@ Say = Callable[[str], None]
 TIMEOUT = 300.0  # seconds
 _STARTS = 4  # of a unit's process: the first, and after the deaths of three
 _GRACE = 20.0  # seconds for what was killed to be gone
-_SAME = ("format", "version", "suite", "oracle", "gpus")  # of the header, for a recording to be gone on with
+#: Of the header, for a recording to be gone on with.
+_SAME = ("format", "version", "suite", "oracle", "environment", "gpus")
 
 
 @dataclass(frozen=True)
@@ -74,22 +74,44 @@ def capture(
             )
     target, folder = Path(path), bundles.partial(path)
     with foreign(f"{folder}: cannot be written"):
+        made = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
+        there = sorted(os.listdir(folder))
+    if there and not {"bundle.json", "lock"} & set(there):
+        raise BundleError(
+            f"{folder}: holds {shown(there[0])} and is no recording, which would be made there: "
+            "move it away, or give another -o"
+        )
     with locked(folder) as lock:
         try:
             _begin(target, folder, asked)
         finally:
-            if not (folder / "bundle.json").exists():  # nothing was begun
-                shutil.rmtree(folder, ignore_errors=True)
+            if made and not (folder / "bundle.json").exists():  # nothing was begun
+                bundles.remove(folder)
         recording = _Recording(folder, asked.suite, timeout, lock, progress, say)
         for kind, name in asked.units():
             recording.record(kind, name)
+        _refuse_damaged(folder)
         try:
             root = bundles.seal(folder, target)
         except BundleError as error:
             raise BundleError(f"{error}; what was recorded is in {folder}: run the same command again") from None
-        shutil.rmtree(folder, ignore_errors=True)
+        bundles.remove(folder)
     return root
+
+
+def _refuse_damaged(folder: Path) -> None:
+    """BundleError when bytes of the folder are not those that were recorded, of a unit that was not asked now."""
+    for unit in bundles.open_bundle(folder).units:
+        try:
+            for record in unit.records.values():
+                for ref in record.outputs.values():
+                    if ref.at is not None:
+                        unit.array(ref)
+        except BundleError as error:
+            raise BundleError(
+                f"{folder}: {error}; run the same command with --{unit.kind} {unit.name} as well, and it is asked again"
+            ) from None
 
 
 def _begin(target: Path, folder: Path, asked: Asked) -> None:
@@ -121,7 +143,7 @@ def _begin(target: Path, folder: Path, asked: Asked) -> None:
 def _short(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(" ".join(map(str, dict(one).values())) for one in value) or "none"
-    return " ".join(str(one)[:12] for one in value.values()) if isinstance(value, dict) else str(value)
+    return " ".join(str(one)[:16] for one in value.values()) if isinstance(value, dict) else str(value)
 
 
 # ---- one unit ----------------------------------------------------------------------------------------------
@@ -263,4 +285,5 @@ class _Child:
     def last_line(self) -> str:
         """The last line that it printed."""
         lines = b"".join(self._tail).decode(errors="replace").splitlines()
-        return next((" ".join(line.split())[:300] for line in reversed(lines) if line.strip()), "it said nothing")
+        said = next((" ".join(line.split())[:300] for line in reversed(lines) if line.strip()), "it said nothing")
+        return printable(said)

@@ -1,14 +1,17 @@
 """Judging a bundle without the machine that made it: every recorded byte against the oracle, every probe anew.
 
 Nothing that the recording says about itself is believed: cases are made again and must hash to the question that
-was recorded, outputs are compared with the oracle's, and a probe's counts are counted again from its arrays.
+was recorded, the cases of the suite that the backend serves must all be there with their outputs, these are compared
+with the oracle's, and a probe's counts are counted again from its arrays.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
@@ -20,7 +23,7 @@ import nvfp4ref as nv
 from conformance import cases as suite_cases
 from conformance import run
 from conformance.capture import machine, simulated
-from conformance.capture.bundle import Bundle, Record, Ref, Unit, describe, open_bundle
+from conformance.capture.bundle import Bundle, BundleError, Record, Ref, Unit, describe, open_bundle
 from conformance.capture.question import digest
 from conformance.compare import NOT_JUDGED, Report, check
 from conformance.count import Count
@@ -28,7 +31,7 @@ from conformance.expect import Expectation
 from conformance.report import Seen
 from nvfp4hw import backends
 from nvfp4hw.backends.base import Case, Outputs
-from nvfp4ref.container import foreign
+from nvfp4ref.container import blame, foreign, shown
 from nvfp4ref.dump import Dump
 
 #: Called with a label, how many are done, and of how many (0: not known).
@@ -36,6 +39,8 @@ Progress = Callable[[str, int, int], None]
 
 _NAMED = 12  # departing cases of a backend that are diagnosed
 _PROBE = "probe"  # the family of a probe's only case
+#: Backends that replay a recording of another machine: what a case has of outputs is what that one kept.
+RECORDINGS = ("te-vectors",)
 
 
 @dataclass(frozen=True)
@@ -45,11 +50,12 @@ class UnitResult:
     Attributes:
         unit: as recorded.
         result: the counts, in the form of a run of the suite; a probe is one with a single case.
-        missing: ids of cases that it was to answer and that are not recorded.
+        missing: ids of cases that it was to answer, for it was asked or serves them here, and that are not recorded.
         rules: counts by rule, over the outputs that rest on it.
         named: what the differences are, in sentences.
         refused: what the package or its device refused to do, in its words, by case.
         unjudged: why records could not be judged, in sentences.
+        given: output -> how many cases have it.
     """
 
     unit: Unit
@@ -59,6 +65,14 @@ class UnitResult:
     named: tuple[str, ...] = ()
     refused: dict[str, str] = field(default_factory=dict)
     unjudged: tuple[str, ...] = ()
+    given: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def partly_refused(self) -> bool:
+        """Whether it refused, wholly or in part, more cases than it answered without a refusal."""
+        return bool(self.result.cases) and len(self.refused) > sum(
+            case.error is None and case.id not in self.refused for case in self.result.cases
+        )
 
     @property
     def status(self) -> str:
@@ -74,7 +88,9 @@ class UnitResult:
             return "the recording was stopped before it"
         if end.get("state") in ("failed", "stopped") and (self.missing or not info):
             return str(end.get("reason"))
-        return "the recording was stopped in it" if self.missing else None
+        if not self.missing:
+            return None
+        return "it has not every case that it serves" if end else "the recording was stopped in it"
 
 
 @dataclass(frozen=True)
@@ -88,10 +104,17 @@ class Replay:
 
     @property
     def exit_code(self) -> int:
-        """2 when something could not be judged, 1 when something differs, failed or is not complete, else 0."""
+        """2: something could not be judged, or nothing was compared; 1: something differs, failed or is missing."""
         if any(one.unjudged for one in self.units):
             return 2
-        return int(any(one.status in (run.FAILED, run.DEPARTS) for one in self.units))
+        if any(one.status in (run.FAILED, run.DEPARTS) for one in self.units):
+            return 1
+        return 0 if self.compared else 2
+
+    @property
+    def compared(self) -> int:
+        """Items that were held against the oracle."""
+        return sum(count.compared for one in self.units for count in one.result.totals().values())
 
     def suite(self) -> run.SuiteResult:
         """The result as that of a run, for the reports that those have."""
@@ -111,16 +134,28 @@ def replay(path: str | os.PathLike[str], progress: Progress | None = None) -> Re
     """
     start = time.monotonic()
     bundle = open_bundle(path)
-    with foreign(f"{bundle.path}: cannot be judged"):
-        suite = str(bundle.header["suite"])
-        dict(bundle.header["environment"]), dict(bundle.header["oracle"]), machine.described(bundle.header)
+    suite = _suite(bundle)
     questions, seen = _Questions(suite, machine.recorder(bundle.header)), Seen()
     units = []
     for unit in bundle.units:
-        with foreign(f"{bundle.path}: {unit.folder} cannot be judged"):
+        with blame(bundle.path), foreign(f"{unit.folder} cannot be judged"):
             judge = _backend if unit.kind == "backend" else _probe
             units.append(judge(unit, questions, seen, progress))
     return Replay(bundle, units, time.monotonic() - start, seen)
+
+
+def _suite(bundle: Bundle) -> str:
+    """The suite that was recorded.  Raises BundleError: there is no such suite, or the header is not whole."""
+    for name in ("suite", "date", "environment", "oracle"):
+        if name not in bundle.header:
+            raise BundleError(f"{bundle.path}: bundle.json has no {name}")
+    suite = str(bundle.header["suite"])
+    if suite not in suite_cases.SUITES:
+        raise BundleError(
+            f"{bundle.path}: is of the suite {shown(suite)}, which this nvfp4ref does not have: "
+            f"replay it with what recorded it, {machine.recorder(bundle.header)}"
+        )
+    return suite
 
 
 # ---- backends ----------------------------------------------------------------------------------------------
@@ -186,8 +221,14 @@ class _Answers:
 
     def _array(self, expected: Expectation, name: str, ref: Ref) -> np.ndarray[Any, Any]:
         if ref.at is not None:
-            return self._unit.array(ref)
-        right = expected.output(name)
+            try:
+                return self._unit.array(ref)
+            except BundleError as error:
+                raise _Unjudged(f"{expected.case.id}: {name}: {error}") from None
+        try:
+            right = expected.output(name)
+        except KeyError:
+            raise _Unjudged(f"{expected.case.id}: the oracle has no output {shown(name)} of it") from None
         if describe(right) != ref:
             raise _Unjudged(
                 f"{expected.case.id}: {name} was what the oracle of that time gives and is not what this one gives; "
@@ -202,16 +243,54 @@ def _declared(unit: Unit) -> str:
     return backends.load(unit.name).preset or recorded if unit.name in backends.built_in() else recorded
 
 
+def _features(unit: Unit) -> frozenset[str]:
+    """What a backend serves: one of this package as it is, where that hangs on no version and no device."""
+    recorded = frozenset(unit.info.get("features", ()))
+    if unit.name not in backends.built_in() and not simulated.is_simulated(unit.name):
+        return recorded
+    backend = simulated.load_backend(unit.name)
+    constant = getattr(type(backend), "features", None)
+    return constant if isinstance(constant, frozenset) and not isinstance(backend, backends.Unavailable) else recorded
+
+
+def _to_answer(unit: Unit, known: dict[str, Case]) -> list[str]:
+    """Ids of the cases that it was to answer: what it was asked, and what it serves, whatever it says it was asked."""
+    asked = [str(ident) for ident in unit.info.get("asked", ())]
+    ours = unit.name in backends.built_in() or simulated.is_simulated(unit.name)
+    if not known or not (ours or any(ident in known for ident in asked)):  # cases of a package that is not here
+        return asked
+    features = _features(unit)
+    return list(dict.fromkeys([*asked, *(case.id for case in known.values() if case.needs <= features)]))
+
+
+def _implied(case: Case, base: frozenset[str]) -> list[str]:
+    """The outputs that a whole answer to a case has, in each direction that it asks for."""
+    if case.kind != "quantize":
+        return []
+    suffixes = {"row": ("",), "col": ("_t",), "both": ("", "_t")}[case.directions]
+    return [name + suffix for suffix in suffixes for name in ("packed", "scales", "amax") if name in base]
+
+
+def _base(unit: Unit) -> frozenset[str]:
+    """The outputs of one direction that all its answers have: an amax where any of them has one."""
+    if unit.name in RECORDINGS:
+        return frozenset()
+    gives = any(name.startswith("amax") for record in unit.records.values() for name in record.outputs)
+    return frozenset(("packed", "scales", "amax") if gives else ("packed", "scales"))
+
+
 def _backend(unit: Unit, questions: _Questions, seen: Seen, progress: Progress | None) -> UnitResult:
     info = unit.info
     records = unit.records
-    asked = [str(ident) for ident in info.get("asked", ())]
     if info and _declared(unit) not in nv.PRESETS and records:
         said = f"it declares the preset {info.get('preset')!r}, which this nvfp4ref does not have"
         return UnitResult(unit, _result(unit, []), unjudged=(said,))
     answers = _Answers(unit)
-    known = questions.of_backend(unit.name) if records else {}
+    ran = bool(records) or bool(info and info.get("reason") is None)
+    known = questions.of_backend(unit.name) if ran else {}
+    base = _base(unit)
     results: list[run.CaseResult] = []
+    given: Counter[str] = Counter()
     refused: dict[str, str] = {}
     unjudged: list[str] = []
     for done, record in enumerate(records.values(), 1):
@@ -219,17 +298,19 @@ def _backend(unit: Unit, questions: _Questions, seen: Seen, progress: Progress |
             refused[record.id] = record.refused
         try:
             if record.refused is None or record.outputs:
-                results.append(_case(answers, record, known, questions, seen))
+                results.append(_case(answers, record, known, questions, seen, base))
+                given.update(list(results[-1].outputs))
         except _Unjudged as reason:
             unjudged.append(str(reason))
         if progress is not None:
             progress(f"replaying {unit.name}", done, len(records))
-    missing = tuple(ident for ident in asked if ident not in records)
+    missing = tuple(ident for ident in _to_answer(unit, known) if ident not in records)
     result = _result(unit, results)
     if refused and not results and not unjudged:
         result = replace(result, reason=f"it refuses all {len(refused)} cases: {next(iter(refused.values()))}")
     rules = _counts_of(unit, seen)
-    return UnitResult(unit, result, missing, rules, _named(answers, result, known), refused, tuple(unjudged))
+    named = _named(answers, result, known)
+    return UnitResult(unit, result, missing, rules, named, refused, tuple(unjudged), dict(given))
 
 
 def _counts_of(unit: Unit, seen: Seen) -> dict[str, Count]:
@@ -252,7 +333,12 @@ def _result(unit: Unit, results: list[run.CaseResult]) -> run.BackendResult:
 
 
 def _case(
-    answers: _Answers, record: Record, known: dict[str, Case], questions: _Questions, seen: Seen
+    answers: _Answers,
+    record: Record,
+    known: dict[str, Case],
+    questions: _Questions,
+    seen: Seen,
+    base: frozenset[str],
 ) -> run.CaseResult:
     """One record judged."""
     case = known.get(record.id)
@@ -272,7 +358,9 @@ def _case(
     if answers.preset != run.BASELINE and case.arithmetic is None:
         baseline = run.compare(case, found, run.BASELINE)
         causes = run.causes_of(case, found, baseline)
-    result = run.CaseResult(case.id, case.family, case.hunts, outputs, baseline, causes, record.seconds)
+    absent = [] if record.refused is not None else [name for name in _implied(case, base) if name not in found]
+    lacks = f"it has no {', '.join(absent)}, and no refusal says why" if absent else None
+    result = run.CaseResult(case.id, case.family, case.hunts, outputs, baseline, causes, record.seconds, lacks)
     seen(answers, case, found, result)
     return result
 
@@ -379,17 +467,27 @@ def _verified(unit: Unit, record: Record, questions: _Questions) -> tuple[Count,
         probe = simulated.load_probe(unit.name)
     except ValueError as error:
         raise _Unjudged(f"{unit.name}: {error}: {questions.elsewhere}") from None
-    again = probe.verify(dict(record.facts["record"]), {name: unit.array(ref) for name, ref in record.outputs.items()})
+    held = record.facts.get("record")
+    if not isinstance(held, dict):
+        raise _Unjudged(f"{unit.name}: its record is {shown(held)}; expected the facts that a probe writes down")
+    try:
+        again = probe.verify(held, {name: unit.array(ref) for name, ref in record.outputs.items()})
+    except BundleError as error:
+        raise _Unjudged(f"{unit.name}: {error}") from None
     said = [" ".join(f"{key} {value}" for key, value in one.items()) for one in again.first]
     claims = {
         "status": again.status,
         "compared": again.compared,
         "different": again.different,
+        "first": again.first,
+        "device": again.device,
         "rules": list(probe.rules),
     }
     for name, found in claims.items():
         claimed = unit.info.get(name) if name == "rules" else record.facts.get(name)
-        if claimed != found:
+        if json.dumps(claimed) != json.dumps(found):  # 1 is neither 1.0 nor true
             said.append(f"its record says {name} {claimed}, and its arrays say {found}")
+    if again.device.startswith("simulated") and not simulated.is_simulated(unit.name):
+        said.append(f"its device is {shown(again.device)}, and its name is that of a probe of hardware")
     wrong = max(int(again.different), int(again.status != "pass" or bool(said)))
     return Count(max(int(again.compared), wrong), wrong), tuple(said)

@@ -10,6 +10,7 @@ from typing import Any
 from conformance import report as reports
 from conformance import run
 from conformance.capture import machine
+from conformance.capture.bundle import printable
 from conformance.capture.replay import Replay, UnitResult
 from conformance.count import Count
 
@@ -19,7 +20,8 @@ _WORD = {run.CONFORMS: "conforms", run.DEPARTS: "DEPARTS", run.FAILED: "FAILED",
 
 def as_text(found: Replay) -> str:
     """The report for people: what ran and how it compared, what the differences are, what is missing and why."""
-    return "\n".join([*_head(found), *_ran(found), *_rules(found), *_not_run(found), "", _last(found)])
+    lines = [*_head(found), *_ran(found), *_rules(found), *_not_run(found), "", _last(found)]
+    return "\n".join(printable(line) for line in lines)
 
 
 def _head(found: Replay) -> Iterator[str]:
@@ -47,7 +49,8 @@ def _unit(one: UnitResult, width: int) -> Iterator[str]:
     said = f"{total.different:,} of {total.compared:,} items differ"
     if one.unit.kind == "backend":
         said = f"{result.preset}, {len(result.cases)} cases, {said}"
-    yield f"{one.unit.name:<{width}}  {_WORD[one.status]}: {said}; {result.seconds:.1f} s"
+    word = _WORD[one.status] + (", partly refused" if one.partly_refused else "")
+    yield f"{one.unit.name:<{width}}  {word}: {said}; {result.seconds:.1f} s"
     yield from (f"    {line}" for line in _details(one))
 
 
@@ -75,6 +78,9 @@ def _gaps(one: UnitResult) -> Iterator[str]:
     yield from _first([f"not judged: {sentence}" for sentence in one.unjudged])
     for words, number in Counter(one.refused.values()).most_common(_SHOWN):
         yield f"refused, in {number} cases: {words}"
+    if one.refused and one.given:
+        of = len(one.unit.records)
+        yield f"outputs that were given: {', '.join(f'{name} in {n} of {of} cases' for name, n in one.given.items())}"
 
 
 def _first(texts: list[str]) -> Iterator[str]:
@@ -122,8 +128,12 @@ def _not_run(found: Replay) -> Iterator[str]:
 def _last(found: Replay) -> str:
     counted = {status: sum(one.status == status for one in found.units) for status in _WORD}
     said = [f"{n} {status}" for status, n in counted.items()]
-    unjudged = sum(bool(one.unjudged) for one in found.units)
-    return f"backends and probes: {', '.join(said)}" + (f"; {unjudged} not judged to the end" if unjudged else "")
+    rest = {
+        "partly refused": sum(one.partly_refused for one in found.units),
+        "not judged to the end": sum(bool(one.unjudged) for one in found.units),
+    }
+    more = [f"{n} {words}" for words, n in rest.items() if n] + ([] if found.compared else ["nothing was compared"])
+    return "; ".join([f"backends and probes: {', '.join(said)}", *more])
 
 
 def as_json(found: Replay) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 import conformance
 from conformance import ledger, run
 from conformance.capture.bundle import BundleError
-from conformance.capture.replay import Replay, UnitResult
+from conformance.capture.replay import RECORDINGS, Replay, UnitResult
 from conformance.count import Count
 from nvfp4ref.container import replacing
 
@@ -24,7 +24,6 @@ BLACKWELL = "Blackwell run recorded by this suite"
 _NVIDIA_BACKENDS = ("cuda-header", "te-torch", "te-torch-kernels", "te-jax-cuda", "cublaslt")
 #: Probes that ask no instruction but run software, wherever they run.
 _SOFTWARE_PROBES = {"fp4-header": _NVIDIA, "rs-model": _IMPLEMENTATION}
-RECORDINGS = ("te-vectors",)  # backends that replay a recording: of another machine, and nothing new
 _BLACKWELL_FROM = 10  # compute capability
 
 

@@ -1,6 +1,7 @@
 """``python -m nvfp4hw.probes``: list, run and verify the probes, and compile them for other GPUs.
 
-Exit status: 0 when every probe that ran (record that was read) passes, 1 when one fails, 2 when one came to no result.
+Exit status: 0 when every probe that ran (record that was read) passes, 1 when one fails, 2 when one came to no result,
+or when what was asked cannot be done.
 A probe that cannot run here is reported as not run and changes nothing.
 """
 
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from nvfp4hw import probes
 from nvfp4hw.probes import storage, toolchain
-from nvfp4hw.probes.base import Probe, ProbeError, ProbeResult
+from nvfp4hw.probes.base import Probe, ProbeError, ProbeResult, printable
 
 CI_TARGETS = ("sm_90a", "sm_100a", "sm_103a", "sm_120a")
 
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run = commands.add_parser("run", help="compile and run probes on this machine's GPU")
     run.add_argument("names", nargs="*", metavar="NAME", help="probes; default all")
     run.add_argument("--all", action="store_true", help="all probes, the default")
-    run.add_argument("-o", "--output", type=Path, metavar="FOLDER", help="write one record a probe, NAME.npz, there")
+    run.add_argument("-o", "--output", type=_folder, metavar="FOLDER", help="write one record a probe, NAME.npz, there")
     run.add_argument("--limit", type=float, metavar="SECONDS", help="time limit of each program, instead of its own")
     run.set_defaults(run=_run)
 
@@ -53,6 +54,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(options.run(options))
 
 
+def _folder(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("the name of the folder is empty")
+    return Path(text)
+
+
 def _list(options: argparse.Namespace) -> int:
     for name in probes.names():
         probe = probes.load(name)
@@ -63,7 +70,10 @@ def _list(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     if options.output is not None:
-        options.output.mkdir(parents=True, exist_ok=True)
+        try:
+            _writable(options.output)
+        except OSError as error:
+            return _refuse(f"-o {options.output}: no records can be written there: {(error.strerror or '?').lower()}")
     worst = 0
     for name in options.names or probes.names():
         probe = probes.load(name)
@@ -81,8 +91,24 @@ def _run(options: argparse.Namespace) -> int:
             continue
         worst = max(worst, _told(result))
         if options.output is not None:
-            storage.save(options.output / f"{name}.npz", result)
+            path = options.output / f"{name}.npz"
+            try:
+                storage.save(path, result)
+            except OSError as error:
+                return _refuse(f"{path}: cannot be written: {(error.strerror or '?').lower()}")
     return worst
+
+
+def _writable(folder: Path) -> None:
+    """Make a folder, and a file in it.  Raises OSError: minutes of work are not to end there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        pass
+
+
+def _refuse(sentence: str) -> int:
+    print(f"python -m nvfp4hw.probes: {sentence}", file=sys.stderr, flush=True)
+    return 2
 
 
 def _verify(options: argparse.Namespace) -> int:
@@ -92,7 +118,7 @@ def _verify(options: argparse.Namespace) -> int:
             record, arrays = storage.load(path)
             probe = probes.load(str(record.get("probe")))
         except (OSError, ValueError) as error:
-            print(f"no result {path}: {error}", flush=True)
+            print(printable(f"no result {path}: {error}"), flush=True)
             worst = 2
             continue
         worst = max(worst, _told(probe.verify(record, arrays)))
@@ -105,9 +131,14 @@ def _told(result: ProbeResult) -> int:
 
 
 def _compile(options: argparse.Namespace) -> int:
+    names = options.names or probes.names()
+    for target in options.target or ():
+        if not any(targets(probes.load(name), [target]) for name in names):
+            there = sorted({one for name in names for one in probes.load(name).architectures})
+            return _refuse(f"no probe that was asked is for {target!r}; they are for {', '.join(there)}")
     failed = False
     with tempfile.TemporaryDirectory(prefix="nvfp4-cubin-") as folder:
-        for name in options.names or probes.names():
+        for name in names:
             for target in targets(probes.load(name), options.target or CI_TARGETS):
                 try:
                     found = toolchain.instructions(probes.load(name), target, Path(folder))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -56,8 +57,26 @@ class ProbeResult:
     def __str__(self) -> str:
         verdict = "PASS" if self.status == "pass" else "FAIL"
         lines = [f"{verdict} {self.name}: {self.compared:,} compared, {self.different:,} different ({self.device})"]
-        lines += ["  " + ", ".join(f"{key} {value}" for key, value in one.items()) for one in self.first]
-        return "\n".join(lines)
+        lines += ["  " + ", ".join(f"{key} {_text(value)}" for key, value in one.items()) for one in self.first]
+        return "\n".join(printable(line) for line in lines)
+
+
+def printable(line: str) -> str:
+    """A line as a terminal may be given it: control characters, and what is no character, are escaped."""
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in line)
+
+
+def _text(value: Any) -> str:
+    """A value from a record in words."""
+    try:
+        return str(value)
+    except RecursionError:
+        return f"a {type(value).__name__} too deep to show"
+
+
+def is_simulated(record: Mapping[str, Any]) -> bool:
+    """Whether a record says that its device was simulated."""
+    return str(record.get("device")).startswith("simulated")
 
 
 @dataclass(frozen=True)
@@ -136,6 +155,7 @@ class Probe:
         source: the program's file in this folder.
         instruction: pattern of the machine instruction that the compiled program must hold.
         limit: seconds that the program may take.
+        earlier: fingerprints of earlier states of the program whose records are still good.
     """
 
     name: str
@@ -145,6 +165,7 @@ class Probe:
     source: str
     instruction: str
     limit: float = 120.0
+    earlier: tuple[str, ...] = ()
 
     def __init__(self, launcher: Launcher) -> None:
         self.launcher = launcher
@@ -195,12 +216,15 @@ class Probe:
         """
         record, arrays = dict(record), {name: np.asarray(array) for name, array in arrays.items()}
         try:
-            problems = self._sealed(record, arrays)
+            problems = self._sealed(record, arrays) + self._origin(record)
             findings = self.examine(record, arrays)
         except BadRecord as error:
             problems, findings = [], Findings(0, 0, [{"what": str(error)}])
-        for key, value in self._claims(findings).items():
-            if record.get(key) != value:
+        except Exception as error:  # noqa: BLE001 - a record may hold anything, at any depth
+            what = f"it cannot be examined: {type(error).__name__}: {error}"
+            problems, findings = [], Findings(0, 0, [{"what": what}])
+        for key, value in {"rules": list(self.rules), **self._claims(findings)}.items():
+            if not _same(record.get(key), value):
                 problems.append({"what": f"the record's {key}", "found": record.get(key), "expected": value})
         return self._judged(record, arrays, findings, problems)
 
@@ -210,17 +234,21 @@ class Probe:
         """The verdict, which also takes the device's own comparison: it must have found nothing either."""
         different = findings.different
         meant = findings.compared if findings.on_device is None else findings.on_device
-        if record.get("device_compared") != meant:
+        if not _same(record.get("device_compared"), meant):
             found = record.get("device_compared")
             problems = problems + [{"what": "outputs compared on the device", "found": found, "expected": meant}]
-        told, verdict = record.get("device_different"), record.get("device_verdict")
-        if told != 0 or verdict != "PASS":
-            different = max(different, told if isinstance(told, int) else 0)
+        told, verdict, lines = (record.get(f"device_{name}") for name in ("different", "verdict", "first"))
+        if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+            problems = problems + [{"what": "the device's counterexamples", "found": _text(lines), "expected": "lines"}]
+            lines = []
+        if not _same(told, 0) or verdict != "PASS" or lines:
+            different = max(different, told if type(told) is int else 0)
             if not findings.different:
-                shown = record.get("device_first") or [f"{told} differences, verdict {verdict}"]
+                shown = lines or [f"{_text(told)} differences, verdict {_text(verdict)}"]
                 problems = problems + [{"what": "the device found", "found": line} for line in shown]
         first = (findings.first + problems)[:SHOWN]
-        seconds = record.get("seconds")
+        told_seconds: Any = record.get("seconds")
+        timed = type(told_seconds) in (int, float) and 0 <= told_seconds < math.inf
         return ProbeResult(
             name=self.name,
             status="fail" if first or different else "pass",
@@ -229,8 +257,8 @@ class Probe:
             first=first,
             record=record,
             arrays=arrays,
-            device=str(record.get("device", "unknown")),
-            seconds=float(seconds) if isinstance(seconds, int | float) else 0.0,
+            device=_text(record.get("device", "unknown")),
+            seconds=float(told_seconds) if timed else 0.0,
         )
 
     # -- what a subclass says -------------------------------------------------------------------------------
@@ -259,18 +287,42 @@ class Probe:
         return {**findings.facts, **counts}
 
     def _sealed(self, record: Mapping[str, Any], arrays: Mapping[str, Array]) -> list[dict[str, Any]]:
-        if record.get("probe") != self.name or record.get("format") != FORMAT:
+        if record.get("probe") != self.name or not _same(record.get("format"), FORMAT):
             raise BadRecord(
                 f"this is a record of probe {record.get('probe')!r}, format {record.get('format')!r}; "
                 f"expected {self.name!r}, format {FORMAT}"
             )
         try:
             expected = seal(record, arrays)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise BadRecord(f"its record is no JSON: {error}") from None
         if record.get("seal") == expected:
             return []
         return [{"what": "the record's seal: something was changed", "found": record.get("seal"), "expected": expected}]
+
+    def _origin(self, record: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """What is wrong with where it says that it was run: a program and a target of this probe, or a simulation."""
+        from nvfp4hw.probes.toolchain import fingerprint  # which needs this module
+
+        target, source = record.get("architecture"), record.get("source")
+        if is_simulated(record):
+            right = target == "simulated"
+            return [] if right else [{"what": "a simulated device has no target", "found": target}]
+        known = (fingerprint(self.source), *self.earlier)
+        problems = []
+        if target not in self.architectures:
+            problems.append({"what": "its target", "found": target, "expected": ", ".join(self.architectures)})
+        if source not in known:
+            problems.append({"what": f"the program was not {self.source}", "found": source, "expected": known[0]})
+        return problems
+
+
+def _same(found: Any, expected: Any) -> bool:
+    """Whether two plain values are the same in JSON, where 1 is neither 1.0 nor true."""
+    try:
+        return json.dumps(found, sort_keys=True) == json.dumps(expected, sort_keys=True)
+    except (TypeError, ValueError, RecursionError):
+        return False
 
 
 def seal(record: Mapping[str, Any], arrays: Mapping[str, Array]) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from nvfp4hw.probes.base import SHOWN, Array, BadRecord, Findings, Output, Probe, required
+from nvfp4hw.probes.base import SHOWN, Array, BadRecord, Findings, Output, Probe, is_simulated, required
 from nvfp4hw.probes.stochastic import hashed
 from nvfp4ref import hadamard
 from nvfp4ref.fp32 import from_bfloat16, to_bfloat16
@@ -125,7 +125,7 @@ class Hadamard(Probe):
     def examine(self, record: Mapping[str, Any], arrays: Mapping[str, Array]) -> Findings:
         required(arrays, {"digests": (np.uint64, None), "samples": (np.uint32, (len(KINDS), SAMPLED, 16))})
         digests, samples = arrays["digests"], arrays["samples"]
-        chunks = len(KINDS) if record.get("architecture") == "simulated" else DIGESTED
+        chunks = len(KINDS) if is_simulated(record) else DIGESTED
         if len(digests) != chunks:
             raise BadRecord(f"it has digests of {len(digests)} chunks; expected {chunks}")
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
@@ -151,8 +151,11 @@ class Hadamard(Probe):
         first = shown + first
         facts = {"digested": len(digests), "kinds": list(KINDS)}
         chunks_there = record.get("chunks_on_device")
-        if not isinstance(chunks_there, int) or chunks_there < chunks:
+        if type(chunks_there) is not int or chunks_there < chunks:
             raise BadRecord(f"the device compared {chunks_there} chunks; expected {chunks} or more")
+        rounded = record.get("device_rounded_different")
+        if type(rounded) is not int or rounded:
+            first.append({"what": "sums that the device rounded otherwise", "found": rounded, "expected": 0})
         return Findings(len(digests) * CHUNK, different, first[:SHOWN], facts, on_device=chunks_there * CHUNK)
 
     @staticmethod

@@ -6,13 +6,13 @@ import io
 import json
 import os
 import tempfile
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from nvfp4hw.probes.base import Array, ProbeResult
+from nvfp4ref.container import foreign
 
 
 def save(path: Path, result: ProbeResult) -> None:
@@ -32,13 +32,13 @@ def save(path: Path, result: ProbeResult) -> None:
 
 
 def load(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
-    """The record and the arrays of a file.  ValueError when it is no such file."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
+    """The record and the arrays of a file.  ValueError when it is no such file, or is damaged."""
+    with foreign(f"{path}: cannot be read"):
+        data = path.read_bytes()
+    with foreign(f"{path} is no record of a probe"):
+        with np.load(io.BytesIO(data), allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         record = json.loads(arrays.pop("record").tobytes())
-    except (KeyError, ValueError, zipfile.BadZipFile, EOFError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is no record of a probe: {error}") from None
     if not isinstance(record, dict):
         raise ValueError(f"{path} is no record of a probe: its record is {type(record).__name__}")
     return record, arrays

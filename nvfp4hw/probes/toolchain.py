@@ -80,7 +80,7 @@ def fingerprint(source: str) -> str:
     """SHA-256 over a program's source and every header beside it."""
     digest = hashlib.sha256()
     for path in (FOLDER / source, *sorted(FOLDER.glob("*.cuh"))):
-        digest.update(path.read_bytes() + b"\0")
+        digest.update(path.read_bytes().replace(b"\r\n", b"\n") + b"\0")
     return digest.hexdigest()
 
 
