@@ -48,6 +48,7 @@ def run(options: argparse.Namespace) -> int:
     """Measure, write, say what was written; 0, or 2 when anything could not be measured or written."""
     from nvfp4ref.study import formats, page
     from nvfp4ref.study.files import FAILED, study_files
+    from nvfp4ref.study.sources import printable
 
     if options.listing:
         print(_listing(formats))
@@ -64,7 +65,11 @@ def run(options: argparse.Namespace) -> int:
     folder = Path(options.output)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; -o names a folder")
-    folder.mkdir(parents=True, exist_ok=True)  # before an hour of work, not after it
+    try:
+        folder.mkdir(parents=True, exist_ok=True)  # before an hour of work, not after it
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ValueError(f"{folder}: cannot be made: {reason}; name a folder after -o that can be written to") from None
 
     found = study_files(
         options.files,
@@ -81,8 +86,9 @@ def run(options: argparse.Namespace) -> int:
     )
     written = page.write(found, folder, options.title or f"Quantization error of {Path(options.files[0]).name}")
     failed = [f"{one.source.file}: {one.source.name}: {one.note}" for one in found.results if one.status == FAILED]
-    for sentence in [*found.errors, *failed, *written.errors]:
-        complain(sentence)
+    remarks = [*formats.repeated(options.formats or []), *found.remarks]
+    for sentence in [*remarks, *found.errors, *failed, *written.errors]:
+        complain(printable(sentence))
     print(_summary(found, folder, written))
     return _DONE if found.complete and not written.errors else _INCOMPLETE
 
@@ -119,6 +125,8 @@ def _summary(found: Any, folder: Path, written: Any) -> str:
 
 def _progress() -> Callable[[str, int, int], None]:
     """A line on a terminal that overwrites itself and is gone when the work is done; ten times a second at most."""
+    from nvfp4ref.study.sources import printable
+
     start = time.monotonic()
     shown = [0.0]
 
@@ -130,7 +138,7 @@ def _progress() -> Callable[[str, int, int], None]:
         spent = now - start
         left = spent * (total - done) / done if done else 0.0
         share = 100 * done / total if total else 100.0
-        text = f"{share:3.0f} %  {_time(spent)} spent, {_time(left)} left  {name}"
+        text = f"{share:3.0f} %  {_time(spent)} spent, {_time(left)} left  {printable(name)}"
         columns = shutil.get_terminal_size().columns - 1
         sys.stderr.write(f"\r{text[:columns] if done < total else ''}\x1b[K")
         sys.stderr.flush()

@@ -19,7 +19,7 @@ from inputs import random
 
 from nvfp4ref import study
 from nvfp4ref.container import DumpError
-from nvfp4ref.study import files, pieces, sources
+from nvfp4ref.study import files, pieces, sources, tables
 
 F32 = np.float32
 BF16 = ml_dtypes.bfloat16
@@ -351,6 +351,138 @@ def test_what_makes_a_journal_useless(here: Path) -> None:
     assert resumed() == 0
 
 
+def test_a_journal_of_another_file_at_the_same_path(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path as typed says nothing, nor do size and time: what was measured is one file."""
+    for folder, seed in (("a", 1), ("b", 2)):
+        (here / folder).mkdir()
+        np.save(here / folder / "x.npy", random(16, 64, seed))
+        os.utime(here / folder / "x.npy", ns=(1, 1))
+    monkeypatch.chdir(here / "a")
+    first = study.study_files("x.npy", FAST, folder=here / "out")
+    monkeypatch.chdir(here / "b")
+    second = study.study_files("x.npy", FAST, folder=here / "out")
+    assert second.resumed == 0 and figures(second) != figures(first)
+    assert study.study_files(here / "a" / "x.npy", FAST, folder=here / "out").resumed == 1  # however it is written
+    os.replace(here / "b" / "x.npy", here / "a" / "x.npy")
+    assert study.study_files(here / "a" / "x.npy", FAST, folder=here / "out").resumed == 0
+
+
+def test_a_journal_of_other_source(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.save("x.npy", X)
+    study.study_files("x.npy", FAST, folder="out")
+    assert study.study_files("x.npy", FAST, folder="out").resumed == 1
+    monkeypatch.setattr(files, "source_hash", lambda: "of a later arithmetic")
+    assert study.study_files("x.npy", FAST, folder="out").resumed == 0
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda entry: entry.pop("shape"),
+        lambda entry: entry["shape"]["moments"].pop("16"),
+        lambda entry: entry["shape"]["ranges"].__setitem__(0, 3),
+        lambda entry: next(iter(entry["formats"].values())).pop("sums"),
+        lambda entry: next(iter(entry["formats"].values()))["sums"].pop("e2"),
+        lambda entry: next(iter(entry["formats"].values()))["sums"].update(codes=[7, 0, [1]]),
+        lambda entry: next(iter(entry["formats"].values()))["sums"].update(n="many"),
+        lambda entry: next(iter(entry["formats"].values()))["figures"].pop("gain"),
+        lambda entry: entry.update(formats=[]),
+        lambda entry: entry.update(key=["x"]),
+    ],
+)
+def test_an_entry_of_another_layout_counts_as_none(here: Path, damage: Any) -> None:
+    np.save("x.npy", X)
+    whole = study.study_files("x.npy", FAST, folder="out")
+    journal = here / "out" / files.JOURNAL
+    entry = json.loads(journal.read_bytes())
+    damage(entry)
+    journal.write_text(json.dumps(entry) + "\n", encoding="utf-8", newline="\n")
+    found = study.study_files("x.npy", FAST, folder="out")
+    assert found.resumed == 0
+    same(figures(found), figures(whole))
+
+
+def test_a_tensor_whose_figures_fail(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also what goes wrong after measuring is one tensor's failure."""
+    save(here / "a.safetensors", {"a": X, "b": X + F32(1), "c": X})
+    record = pieces.record
+
+    def fails(found: Any, *rest: Any) -> Any:
+        if found.facts.sum > 1000:
+            raise OverflowError("too large")
+        return record(found, *rest)
+
+    monkeypatch.setattr(pieces, "record", fails)
+    found = study.study_files("a.safetensors", FAST, folder=here)
+    assert [one.status for one in found.results] == ["measured", "failed", "measured"]
+    assert found.results[1].note == "OverflowError: too large"
+
+
+@pytest.mark.parametrize("scale", [1e25, 1e37, 1e-30, 1e-44])
+def test_a_tensor_of_any_magnitude(here: Path, scale: float) -> None:
+    with np.errstate(all="ignore"):
+        huge = {
+            "a": X,
+            "b": X * F32(scale),
+            "c": (X * F32(scale)).astype(BF16),
+            "d": np.full((16, 64), 65504, np.float16),
+        }
+    save(here / "a.safetensors", huge)
+    found = study.study_files("a.safetensors", CHOSEN, folder=here)
+    assert found.complete and len(found.measured) == 4
+    again = study.study_files("a.safetensors", CHOSEN, folder=here)
+    assert again.resumed == 4
+    same(figures(again), figures(found))
+    same({k: v.to_json() for k, v in again.totals.items()}, {k: v.to_json() for k, v in found.totals.items()})
+
+
+def test_a_file_that_changes_after_it_was_opened_is_not_resumed(here: Path) -> None:
+    np.save("x.npy", X)
+
+    def touched(*_: Any) -> None:
+        os.utime("x.npy", ns=(5, 5))
+
+    study.study_files("x.npy", FAST, folder="out", progress=touched)
+    assert study.study_files("x.npy", FAST, folder="out").resumed == 0
+
+
+def test_equal_names_of_two_files_are_kept_apart(here: Path) -> None:
+    for name, noise in (("one", 0.0), ("two", 3.0)):
+        save(here / f"{name}.safetensors", {"h.0.w": X + F32(noise), f"h.1.{name}": X})
+    save(here / "three.safetensors", {"h.2.w": X})
+    found = study.study_files(["one.safetensors", "two.safetensors", "three.safetensors"], FAST)
+    names = {one.name: one.error for one in tables.ranking(found, by="tensor")}
+    assert len(names) == 5 and names["one.safetensors: h.0.w"] != names["two.safetensors: h.0.w"]
+    assert list(found.layers) == [
+        *(f"{file}.safetensors: h.{layer}" for file in ("one", "two") for layer in (0, 1)),
+        "h.2",
+    ]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends a signal that Windows has not")
+def test_what_a_killed_study_unpacked_is_removed_by_the_next(here: Path) -> None:
+    np.savez_compressed("x.npz", a=X)
+    program = """
+        import signal, sys
+        from nvfp4ref import study
+        def stop(*_):
+            print("there", flush=True)
+            signal.pause()
+        study.study_files("x.npz", ["fp8"], folder="out", progress=stop)
+    """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"there\n"
+        (held,) = (one for one in (here / "out").glob(".nvfp4-study-*") if one.is_dir())
+        study.study_files("x.npz", FAST, folder="out")
+        assert list(held.iterdir())  # another study is at work there
+        process.kill()
+    assert held.is_dir()
+    study.study_files("x.npz", FAST, folder="out")
+    assert not list((here / "out").glob(".nvfp4-study-*"))
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="sets a limit that Windows has not")
 def test_a_full_disk(here: Path) -> None:
     """Files may have 12 KB: the journal, the page and the larger tables fail, the others are there, nothing is torn."""
@@ -382,16 +514,17 @@ def test_a_full_disk(here: Path) -> None:
     assert not [one for one in (here / "out").rglob("*") if one.suffix == ".tmp"]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no peak memory to ask for")
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no peak memory to ask for")
 def test_memory_does_not_grow_with_the_tensor(here: Path) -> None:
     """Four times the tensor, 24 MB more on disk, a few MB more in memory."""
     program = """
-        import resource, sys
+        import sys
         from nvfp4ref import study
         found = study.study_files(sys.argv[1], ["fp8"])
         assert found.complete
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        print(peak / (2**20 if sys.platform == "darwin" else 2**10))
+        # a child's ru_maxrss begins with its parent's
+        status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+        print(int(status["VmHWM"].split()[0]) / 2**10)
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
     peaks = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import io
 import math
 import re
 from html.parser import HTMLParser
@@ -13,6 +14,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from checkpoints import save
 from inputs import Array, random
 
 from conformance import study_command
@@ -253,7 +255,7 @@ def test_cells(value: Any, text: str) -> None:
 # -- the command -----------------------------------------------------------------------------------------------------
 
 
-def nvfp4_study(*arguments: str) -> int:
+def nvfp4_study(*arguments: Any) -> int:
     parser = argparse.ArgumentParser(prog="nvfp4")
     study_command.add(parser.add_subparsers(required=True))
     options = parser.parse_args(["study", *map(str, arguments)])
@@ -344,4 +346,84 @@ def test_arrays_of_any_shape_have_a_study(tmp_path: Path) -> None:
     found = study.study_files(tmp_path / "x.npy", FORMATS)
     with figures.style():
         assert [one.name for one in figures.PICTURES if one.draw(found) is None] == ["draws"]  # it is exact
-    assert "2.5" in page.html(found, [], "t")
+    assert ">1×1<" in page.html(found, [], "t")
+
+
+# -- tensors and names that are hard to draw -------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("names", [("zeros", "nan"), ("least", "most")])
+def test_tensors_of_nothing_much(names: tuple[str, ...], tmp_path: Path) -> None:
+    """Zeros, NaN, one least number among zeros, and the largest ones: no warning, every figure."""
+    tensors = {name: np.zeros((32, 1024), F32) for name in ("zeros", "nan", "least")}
+    tensors["nan"][:], tensors["least"][3, 5] = np.nan, 1e-45
+    tensors["most"] = random(32, 64, 1) * F32(1e37)
+    save(tmp_path / "a.safetensors", {name: tensors[name] for name in names})
+    found = study.study_files(tmp_path / "a.safetensors", ["nvfp4", "nvfp4+sr", "fp8"], folder=tmp_path)
+    assert found.complete and len(found.measured) == 2, found.results
+    for picture in figures.PICTURES:
+        with figures.style():
+            drawn = picture.draw(found)
+        assert drawn is None or figures.svg(drawn), picture.name
+    assert study.study_files(tmp_path / "a.safetensors", ["nvfp4", "fp8"], folder=tmp_path).resumed == 2
+
+
+NAMES = (r"$\frac{a}$.w", r"$\foo$.w", "a$b.w", "tab\tand\x1b[31mred\x07.w", "日本語.w")
+
+
+@pytest.mark.filterwarnings("error")
+def test_names_of_any_letters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is a formula to matplotlib or a command to a terminal is only a name here."""
+    save(tmp_path / "a.safetensors", {name: random(16, 64, i) for i, name in enumerate(NAMES)})
+    assert nvfp4_study(tmp_path / "a.safetensors", "-o", tmp_path / "out", "--format", "nvfp4", "--workers", "1") == 0
+    printed, complaints = capsys.readouterr()
+    assert not complaints and "\x1b" not in printed and "\x07" not in printed
+    ranking = (tmp_path / "out" / "figures" / "ranking.svg").read_text(encoding="utf-8")
+    for shown in (r"$\frac{a}$.w", r"$\foo$.w", "a$b.w", r"tab\tand\x1b[31mred\x07.w", "日本語.w"):
+        assert f">{shown}<" in ranking, shown
+    assert "\x1b" not in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "out" / "tensors.csv").read_text(encoding="utf-8"))))
+    assert {row["tensor"] for row in rows} == set(NAMES)  # as the file has them
+
+
+def test_a_figure_that_fails_costs_itself_only(found: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: Study) -> Any:
+        raise RuntimeError("first line\nsecond")
+
+    broken = figures.Picture("broken", "t", "c", fails)
+    monkeypatch.setattr(figures, "PICTURES", [broken, *figures.PICTURES[:1]])
+    written = page.write(found, tmp_path)
+    assert written.errors == ["figure 'broken' cannot be drawn: RuntimeError: first line"]
+    assert {"report.html", "layers.svg", "layers.png"} <= {one.name for one in written.files}
+
+
+# -- what is given twice, or for nothing -----------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("fewer")
+def test_what_is_given_twice_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save(tmp_path / "x.npy", random(16, 64, 1))
+    again = tmp_path / "sub" / ".." / "x.npy"
+    (tmp_path / "sub").mkdir()
+    options = ("-o", tmp_path / "out", "--format", "nvfp4", "--format", "te", "--workers", "1")
+    assert nvfp4_study(tmp_path / "x.npy", again, *options) == 0
+    printed, complaints = capsys.readouterr()
+    assert "1 tensors measured" in printed
+    assert "te is the same format as nvfp4: studied once, as nvfp4" in complaints
+    assert f"{again}: given twice: studied once" in complaints
+    assert "given twice: studied once" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.usefixtures("fewer")
+def test_a_pattern_that_matches_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save(tmp_path / "x.npy", random(16, 64, 1))
+    options = ("-o", tmp_path / "out", "--format", "fp8", "--workers", "1")
+    assert nvfp4_study(tmp_path / "x.npy", *options, "--only", "*.mlp.*", "--only", "x") == 2
+    assert "no tensor's name matches '*.mlp.*'" in capsys.readouterr().err
+
+
+def test_an_output_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"out: cannot be made: not a directory; name a folder after -o"):
+        nvfp4_study(tmp_path / "x.npy", "-o", tmp_path / "file" / "out")

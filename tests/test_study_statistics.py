@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import json
 import math
 from types import ModuleType
 from typing import Any
@@ -264,7 +265,7 @@ def test_what_is_added_to_fill_blocks_is_not_counted(shape: tuple[int, int]) -> 
         found = study.measure(x, name)[name]
         assert found.figures["relative_mse"] == pytest.approx((e**2).sum() / (exact(x) ** 2).sum(), rel=1e-5), name
         assert found.sums.n == x.size == found.sums.codes.sum() == found.sums.mag_n.sum() == found.sums.signed.sum()
-        assert found.sums.padded == (0 if one.columnwise else -shape[1] % one.block[1])
+        assert found.sums.padded == -shape[0 if one.columnwise else 1] % one.block[1]
         assert found.rows.shape == (shape[0],) and found.channels.shape == (shape[1],)
 
 
@@ -291,6 +292,75 @@ def test_a_preset_that_propagates_nan() -> None:
     x[0, 0] = np.nan
     found = study.measure(x, ["torchao", "nvfp4"])
     assert found["torchao"].figures["lost"] == x.size and found["nvfp4"].figures["lost"] == 1
+
+
+@pytest.mark.parametrize("columns", [40, 64, 192])
+@pytest.mark.parametrize(
+    "name", ["nvfp4+rht", "nvfp4+rht128", "nvfp4+columnwise+rht", "mxfp4+sr", "te-jax+sr", "nvfp4+sr"]
+)
+def test_other_formats_change_no_figure(name: str, columns: int) -> None:
+    """Nor are the zeros that they are filled up with counted."""
+    x = random(48, columns, 25)
+    alone = study.measure(x, name)[name]
+    others = study.measure(x, [name, "fp8", "fp8+128x128", "nvfp4+16x16", "nvfp4+rht256"])[name]
+    assert others.figures == pytest.approx(alone.figures, rel=0, abs=0, nan_ok=True)
+    length, size = (48 if alone.format.columnwise else columns), alone.format.rht or 1
+    assert alone.sums.n + alone.lost == x.size // length * -(-length // size) * size == alone.sums.codes.sum()
+
+
+@pytest.mark.parametrize(("shape", "name"), [((90, 700), "nvfp4+rht256"), ((512, 256), "nvfp4+rht128+columnwise")])
+def test_pieces_cut_no_transform(shape: tuple[int, int], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = random(*shape, 26)
+    whole = study.measure(x, name)[name]
+    monkeypatch.setattr(pieces, "PIECE", 1 << 14)
+    found = study.measure(x, name)[name]
+    assert found.sums.n == whole.sums.n and np.array_equal(found.sums.codes, whole.sums.codes)
+
+
+@pytest.mark.parametrize("name", ["te-jax", "mxfp4", "mxfp4+sr", "te-jax+sr"])
+def test_what_a_format_loses_is_left_out_of_every_figure(name: str) -> None:
+    """The rest of the tensor has the figures that it has when x is zero where the format lost it."""
+    x = random(64, 96, 0)
+    if name.startswith("mxfp4"):
+        x[3, 5] = np.nan
+    one = study.named(name)
+    found = study.measure(x, name)[name]
+    assert found.lost > 1
+    amax = np.asarray(np.nanmax(np.abs(x)))
+    random_ = pieces._Piece(
+        pieces.Tensor("x", (64, 96), (one,)), pieces.Survey(), pieces.Measured(), x, slice(0, 64), slice(0, 96)
+    )._random(one, (64, 96))
+    q = one.apply(x, amax, random_)
+    there = np.isfinite(q.y) & np.isfinite(x)
+    e, kept = np.where(there, exact(q.y) - exact(x), 0), np.where(there, exact(x), 0)
+    assert found.lost == x.size - there.sum()
+    rows = (e**2).sum(1) / (kept**2).sum(1)
+    assert found.rows == pytest.approx(rows, rel=1e-12)
+    assert found.row_mse_max == pytest.approx(rows.max(), rel=1e-12)
+    if one.stochastic:
+        # a draw is worth what any other is: the mean of one has about the error of the tensor
+        assert found.mean_of_1 == pytest.approx(found.relative_mse, rel=0.2) and found.mean_of_64 < found.mean_of_1 / 5
+    else:
+        assert q.exact is not None
+        other = np.where(there, exact(q.exact) - exact(x), 0)
+        assert found.scale_part == pytest.approx(1 - (other**2).sum() / (e**2).sum(), rel=1e-9)
+
+
+@pytest.mark.parametrize("power", [-80, -74, 66, 110])
+@pytest.mark.parametrize("name", ["nvfp4", "mxfp4", "nvfp4+sr", "fp8"])
+def test_no_relative_figure_depends_on_the_magnitude(name: str, power: int) -> None:
+    """A power of two leaves every quantizer's codes as they are, and so every figure without a unit."""
+    x = random(64, 128, 27)
+    plain, scaled = (study.measure(v, name)[name] for v in (x, np.ldexp(x, power)))
+    with_unit = {"amax": 1, "rms": 1, "te_mse": 2}
+    for key, value in plain.figures.items():
+        expected = math.ldexp(value, power * with_unit.get(key, 0))
+        assert scaled.figures[key] == pytest.approx(expected, rel=1e-12, abs=0, nan_ok=True), key
+    assert np.array_equal(scaled.blocks, plain.blocks, equal_nan=True)
+    for key in ("signed", "relative", "log_error", "log_relative", "mag_n", "blocks"):
+        assert np.array_equal(getattr(scaled.sums, key), getattr(plain.sums, key)), key
+    for key in ("mag_e2", "mag_x2", "code_e2"):
+        assert np.array_equal(getattr(scaled.sums, key), np.ldexp(getattr(plain.sums, key), 2 * power)), key
 
 
 def test_zeros_have_no_relative_error() -> None:
@@ -408,6 +478,14 @@ def test_very_many_rows_have_no_figures_of_rows(monkeypatch: pytest.MonkeyPatch)
     assert found.rows.size == 0
 
 
+def test_what_is_not_finite_survives_json() -> None:
+    sums = Sums(e2=math.inf, sum_e=-math.inf, x2=math.nan)
+    sums.code_e2[2:4] = math.inf, math.nan
+    again = Sums.from_json(json.loads(json.dumps(sums.to_json(), allow_nan=False)))
+    assert (again.e2, again.sum_e) == (math.inf, -math.inf) and math.isnan(again.x2)
+    assert np.array_equal(again.code_e2, sums.code_e2, equal_nan=True)
+
+
 def test_counts_survive_json() -> None:
     found = study.measure(random(64, 64, 17), ["nvfp4", "fp8"])
     for one in found.values():
@@ -471,6 +549,10 @@ def test_names() -> None:
         ("four-over-six+sr", "four-over-six+sr: 4over6 does not go with stochastic rounding"),
         ("nvfp4+row-scaled+16x16", "row-scaled amax goes with 1x16 blocks"),
         ("fp8+sr", "FP8 is rounded to nearest even"),
+        ("nvfp4+rht256+columnwise", "columnwise goes with transforms of up to 128"),
+        ("nvfp4+rht0", "unknown modifier 'rht0'"),
+        ("nvfp4+rht+rht4", "a modifier is given twice, or two sizes of rht"),
+        ("nvfp4+sr+sr", "a modifier is given twice"),
     ],
 )
 def test_names_that_mean_nothing(name: str, message: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -70,6 +71,14 @@ def style() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _any_letters() -> Iterator[None]:
+    """A name in letters that matplotlib's font lacks is no reason for a warning: the .svg has it as text."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")
+        yield
+
+
 def new(width: float = 8.0, height: float = 3.6, **grid: Any) -> tuple[Figure, Any]:
     """A figure of that many inches and its axes, as ``subplots`` gives them."""
     from matplotlib.figure import Figure as Made
@@ -81,7 +90,7 @@ def new(width: float = 8.0, height: float = 3.6, **grid: Any) -> tuple[Figure, A
 def svg(figure: Figure) -> str:
     """The figure as an <svg> element."""
     text = io.StringIO()
-    with style():
+    with style(), _any_letters():
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     found = text.getvalue()
     return "\n".join(line.rstrip() for line in found[found.index("<svg") :].splitlines()) + "\n"
@@ -90,7 +99,7 @@ def svg(figure: Figure) -> str:
 def png(figure: Figure) -> bytes:
     """The figure as a PNG file."""
     data = io.BytesIO()
-    with style():
+    with style(), _any_letters():
         figure.savefig(data, format="png", metadata={"Software": None})
     return data.getvalue()
 
@@ -184,8 +193,9 @@ def by_layer(study: Study) -> Figure | None:
 
 
 def _short(name: str, most: int = 28) -> str:
+    """A name as a label: its end, and its dollar signs as such, which matplotlib takes for formulas."""
     name = name.removesuffix(".weight")
-    return name if len(name) <= most else "…" + name[-most + 1 :]
+    return (name if len(name) <= most else "…" + name[-most + 1 :]).replace("$", r"\$")
 
 
 def errors(study: Study) -> Figure | None:
@@ -200,11 +210,13 @@ def errors(study: Study) -> Figure | None:
             ax.stairs(_share(counts)[1 : SIGNED - 1], edges, label=one.title, **line(i))
         for ax, counts in ((axes[0, 1], sums.log_error), (axes[1, 1], sums.log_relative)):
             ax.stairs(_per_octave(counts), octaves[1:], label=one.title, **line(i))
+    for ax, key in ((axes[0, 0], "signed"), (axes[1, 0], "relative")):
+        if any(getattr(sums, key)[1 : SIGNED - 1].any() for _, _, sums in drawn):  # of nothing there is no logarithm
+            ax.set_yscale("log")
+            ax.set_ylim(1e-3, None)
     for ax, what in zip(axes[:, 0], ("error e / rms of the tensor (1)", "error e / value x (1)"), strict=True):
         ax.set_xlabel(what)
         ax.set_xlim(-1, 1)
-        ax.set_yscale("log")
-        ax.set_ylim(1e-3, None)
         ax.set_ylabel("elements per bin of 0.02 (%)")
     for ax, what in zip(axes[:, 1], ("|e| / rms of the tensor (1)", "|e| / |x| (1)"), strict=True):
         ax.set_xlabel(what)

@@ -20,23 +20,24 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from ..container import DumpError, PathLike
 from . import pieces, sources
 from .formats import DEFAULT, Format, several
-from .pieces import Measured, Survey, Tensor
+from .pieces import Lines, Measured, Survey, Tensor
 from .sources import Source
 from .statistics import Shape, Sums, figures
 
 T = TypeVar("T")
 Progress = Callable[[str, int, int], None]
 
-JOURNAL, VERSION = "study.jsonl", 1
+JOURNAL, VERSION = "study.jsonl", 2
 WORKER_MIB, PARENT_MIB = 100, 250  # what a worker needs at most, and the rest; measured
 WORTHWHILE = 1 << 22  # elements, times formats, for which another process is started
 MEASURED, SKIPPED, FAILED = "measured", "skipped", "failed"
@@ -57,8 +58,8 @@ class Result:
 
     @property
     def layer(self) -> str:
-        """The layer that it belongs to."""
-        return layer_of(self.source.name)
+        """The layer that it belongs to, with the file where several files have tensors of these names."""
+        return _layer(self.source)
 
 
 @dataclass
@@ -66,7 +67,8 @@ class Study:
     """What a study found.
 
     results: tensors in the order of their files.  totals: Sums of each format over all of them; layers: the same a
-    layer.  shape: of the elements of all tensors, each over its own rms.  errors: what could not be opened.
+    layer.  shape: of the elements of all tensors, each over its own rms.  errors: what could not be opened.  remarks:
+    what else is to be known, as a file that was given twice.
     """
 
     formats: tuple[Format, ...]
@@ -76,6 +78,7 @@ class Study:
     layers: dict[str, dict[str, Sums]] = field(default_factory=dict)
     shape: Shape = field(default_factory=Shape)
     errors: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
     resumed: int = 0  # tensors taken from the journal
 
     @property
@@ -95,14 +98,15 @@ class Study:
         bad = int(facts["nan"]), int(facts["inf"])
         if any(bad):
             notes.append(f"{bad[0]:,} NaN and {bad[1]:,} Inf are left out of the error")
-        padded = max(one.padded for one in sums.values())
-        if padded:
-            notes.append(f"{padded} columns of zeros added to whole blocks, not counted")
+        for lines in ("rows", "columns"):
+            padded = max((sums[f.name].padded for f in self.formats if f.columnwise == (lines == "rows")), default=0)
+            if padded:
+                notes.append(f"{padded} {lines} of zeros added to whole blocks, not counted")
         lost = {name: int(one["lost"]) - sum(bad) for name, one in found.items() if one["lost"] > sum(bad)}
         notes += [f"{name} makes {count:,} finite elements NaN or Inf" for name, count in lost.items()]
         self.results.append(Result(source, MEASURED, "; ".join(notes), found))
         self.shape.add(shape)
-        layer = self.layers.setdefault(layer_of(source.name), {one.name: Sums() for one in self.formats})
+        layer = self.layers.setdefault(_layer(source), {one.name: Sums() for one in self.formats})
         for name, one in sums.items():
             layer[name].add(one)
             self.totals.setdefault(name, Sums()).add(one)
@@ -124,6 +128,11 @@ def layer_of(name: str) -> str:
     """
     numbered = re.match(r"(?:.*?[._])??\d+(?=[._]|$)", name)
     return numbered[0] if numbered else name.rpartition(".")[0] or name
+
+
+def _layer(source: Source) -> str:
+    layer = layer_of(source.name)
+    return sources.printable(f"{source.apart}: {layer}" if source.apart else layer)
 
 
 def study_files(
@@ -164,6 +173,10 @@ def study_files(
     with _scratch(folder) as scratch:
         found = sources.find(given, scratch, bits)
         made.errors += found.errors
+        made.remarks += found.remarks
+        for pattern in only:
+            if not any(fnmatchcase(one.name, pattern) for one in found.tensors):
+                made.errors.append(f"no tensor's name matches {pattern!r}: nothing is measured for it")
         wanted = [_chosen(one, only, exclude) for one in found.tensors]
         if not wanted and not made.errors:
             raise ValueError(f"no tensor under {', '.join(map(str, given))}")
@@ -179,18 +192,55 @@ def _chosen(one: Source, only: Sequence[str], exclude: Sequence[str]) -> Source:
     wanted = not only or any(fnmatchcase(one.name, pattern) for pattern in only)
     if wanted and not any(fnmatchcase(one.name, pattern) for pattern in exclude):
         return one
-    return Source(**{**asdict(one), "skip": "not chosen"})
+    return replace(one, skip="not chosen")
+
+
+_SCRATCH = ".nvfp4-study-"
 
 
 @contextmanager
 def _scratch(folder: PathLike | None) -> Iterator[Path]:
-    """A folder for temporary files, made when there is one, gone afterwards."""
+    """A folder for temporary files, made when there is one, gone afterwards.
+
+    A lock beside it says that it is in use; what a study that was killed has left is removed by the next one.
+    """
     place = Path(tempfile.gettempdir()) if folder is None else Path(os.fsdecode(folder))
-    path = place / f".nvfp4-study-{secrets.token_hex(8)}"
-    try:
+    _remove_stale(place)
+    path = place / f"{_SCRATCH}{secrets.token_hex(8)}"
+    lock = path.with_suffix(".lock")
+    with ExitStack() as stack:  # ends in the opposite order: what was unpacked, the lock, its file
+        with suppress(OSError):  # where nothing can be written, which is said when something has to be
+            place.mkdir(parents=True, exist_ok=True)
+            stack.callback(_removed, lock)
+            _lock(stack.enter_context(open(lock, "xb")))  # closed by the system, whatever ends this process
+        stack.callback(shutil.rmtree, path, ignore_errors=True)
         yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
+
+
+def _removed(lock: Path) -> None:
+    with suppress(OSError):
+        lock.unlink()
+
+
+def _lock(file: IO[bytes]) -> None:
+    """Raises OSError when another process holds it.  On Windows an open file cannot be removed, which is enough."""
+    try:
+        import fcntl
+    except ImportError:
+        return
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _remove_stale(place: Path) -> None:
+    """Remove the temporary folders whose process is gone."""
+    for lock in place.glob(f"{_SCRATCH}*.lock"):
+        try:
+            with open(lock, "rb") as file:
+                _lock(file)
+            lock.unlink()
+        except OSError:
+            continue  # in use, or another user's
+        shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
 
 
 # -- workers ---------------------------------------------------------------------------------------------------------
@@ -324,8 +374,11 @@ class _Run:
         """File one tensor, and before it those that need no measuring."""
         if total is None or index in self.failures:
             return
-        found, one = self.surveys.pop(index), self.tensors[index]
-        records = {f.name: pieces.record(found, total, f) for f in self.made.formats}
+        found, one, done = self.surveys.pop(index), self.tensors[index], total
+        records = _reported(lambda: {f.name: pieces.record(found, done, f) for f in self.made.formats})
+        if isinstance(records, str):
+            self.failures[index] = records
+            return
         self._report_from(index)
         self.journal.write(one, total, records)
         self.made.add(one, total.shape, total.sums, records)
@@ -355,11 +408,15 @@ class _Journal:
         self.made = made
         self.path = None if folder is None else Path(os.fsdecode(folder)) / JOURNAL
         self.names = {fingerprint(one, made.seed): one.name for one in made.formats}
+        self.expected = {one.name: pieces.record(*_nothing(one), one).keys() for one in made.formats}
         self.places: dict[str, int] = {}
         if self.path is not None:
-            if fresh:
-                self.path.unlink(missing_ok=True)
-            self._index()
+            try:
+                if fresh:
+                    self.path.unlink(missing_ok=True)
+                self._index()
+            except OSError as error:
+                self._give_up("read", error)
 
     def _index(self) -> None:
         assert self.path is not None
@@ -368,31 +425,38 @@ class _Journal:
         with open(self.path, "rb") as file:
             place = 0
             for line in file:
-                entry = _entry(line)
-                if entry is not None and self.names.keys() <= entry["formats"].keys():
-                    self.places[entry["key"]] = place
+                entry = self._parsed(line)
+                if entry is not None:
+                    self.places[entry[0]] = place
                 place += len(line)
 
     def has(self, one: Source) -> bool:
         """Whether every format of this tensor, its file unchanged, is there."""
-        try:
-            return one.key in self.places
-        except OSError:
-            return False
+        return one.key in self.places
 
     def read(self, one: Source) -> tuple[Shape, dict[str, Sums], dict[str, dict[str, float]]]:
         """What ``Study.add`` takes."""
         assert self.path is not None
         with open(self.path, "rb") as file:
             file.seek(self.places[one.key])
-            entry = _entry(file.readline())
+            entry = self._parsed(file.readline())
         assert entry is not None
-        found = {name: entry["formats"][key] for key, name in self.names.items()}
-        return (
-            Shape.from_json(entry["shape"]),
-            {name: Sums.from_json(each["sums"]) for name, each in found.items()},
-            {name: {k: _number(v) for k, v in each["figures"].items()} for name, each in found.items()},
-        )
+        return entry[1:]
+
+    def _parsed(self, line: bytes) -> tuple[str, Shape, dict[str, Sums], dict[str, dict[str, float]]] | None:
+        """Key, and what ``Study.add`` takes; None of what is no entry, of another layout, or lacks a format."""
+        try:
+            entry = json.loads(line)
+            if entry["study"] != VERSION or not isinstance(entry["key"], str):
+                return None
+            found = {name: entry["formats"][key] for key, name in self.names.items()}
+            records = {name: {k: float(v) for k, v in each["figures"].items()} for name, each in found.items()}
+            if any(records[name].keys() != keys for name, keys in self.expected.items()):
+                return None
+            sums = {name: Sums.from_json(each["sums"]) for name, each in found.items()}
+            return entry["key"], Shape.from_json(entry["shape"]), sums, records
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+            return None
 
     def write(self, one: Source, total: Measured, records: dict[str, dict[str, float]]) -> None:
         """Add a tensor.  When that is not possible the study goes on without, and says so."""
@@ -418,22 +482,20 @@ class _Journal:
                 if file.tell() and not _ends_in_newline(self.path):
                     file.write(b"\n")
                 file.write(json.dumps(entry, allow_nan=False, separators=(",", ":")).encode() + b"\n")
+        except ValueError as error:  # a number that JSON has not
+            self.made.errors.append(f"{self.path}: {one.label} is not in it and will be measured again: {error}")
         except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            self.made.errors.append(f"{self.path}: cannot be written: {reason}; the study cannot be resumed")
-            self.path = None
+            self._give_up("written", error)
+
+    def _give_up(self, what: str, error: OSError) -> None:
+        reason = (error.strerror or str(error)).lower()
+        self.made.errors.append(f"{self.path}: cannot be {what}: {reason}; the study cannot be resumed")
+        self.path, self.places = None, {}
 
 
-def _number(value: Any) -> float:
-    return float(value)
-
-
-def _entry(line: bytes) -> dict[str, Any] | None:
-    try:
-        entry = json.loads(line)
-        return entry if entry["study"] == VERSION and isinstance(entry["formats"], dict) and entry["key"] else None
-    except (ValueError, KeyError, TypeError):
-        return None
+def _nothing(one: Format) -> tuple[Survey, Measured]:
+    none = Lines(None, None)
+    return Survey(), Measured(sums={one.name: Sums()}, errors={one.name: none}, squares={one.name: none})
 
 
 def _ends_in_newline(path: Path) -> bool:
@@ -442,10 +504,21 @@ def _ends_in_newline(path: Path) -> bool:
         return file.read(1) == b"\n"
 
 
+@cache
+def source_hash() -> str:
+    """SHA-256 of this package's source: figures of another state of it are not taken for those of this one."""
+    said, folder = hashlib.sha256(), Path(__file__).parents[1]
+    for path in sorted(folder.rglob("*.py")):
+        said.update(path.relative_to(folder).as_posix().encode())
+        said.update(path.read_bytes().replace(b"\r\n", b"\n"))
+    return said.hexdigest()
+
+
 def fingerprint(one: Format, seed: int) -> str:
-    """What decides the figures of a format, whatever its name."""
+    """What decides the figures of a format, whatever its name: settings and source."""
     settings = {name: value for name, value in asdict(one).items() if name != "name"}
     settings["arithmetic"].pop("name")
+    settings["source"] = source_hash()
     if one.stochastic:
         settings["seed"] = seed
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]

@@ -86,6 +86,8 @@ class Format:
             raise ValueError("an inverted global scale does not decode: a study of its error says nothing")
         if self.rht:
             _rht(self.rht)  # refuses a size that is none
+            if self.columnwise and self.rht > 128:
+                raise ValueError(f"{self.name}: columnwise goes with transforms of up to 128: choose a smaller one")
         try:  # what does not go together is refused by the quantizers, in their own words
             height, width = self.tile
             zeros = np.zeros((height, width), np.float32)
@@ -185,8 +187,9 @@ class Format:
 def _decoded_with(x: F32, scale: F32) -> F32:
     """x (R, K) rounded to nearest E2M1 multiples of an unrounded scale (R, blocks); 0 where the scale is 0."""
     blocks = x.reshape(*scale.shape, -1)
-    inverse = np.where(scale > 0, np.float32(1) / scale, np.float32(0))
-    index = e2m1.encode_magnitude(np.abs(blocks) * inverse[..., None])
+    lift = np.where(scale < np.float32(2.0**-64), np.float32(2.0**64), np.float32(1))  # whose inverse would be Inf
+    inverse = np.where(scale > 0, np.float32(1) / (scale * lift), np.float32(0))
+    index = e2m1.encode_magnitude(np.abs(blocks) * lift[..., None] * inverse[..., None])
     return np.reshape(np.copysign(e2m1.VALUES[index] * scale[..., None], blocks), x.shape)
 
 
@@ -225,8 +228,11 @@ def named(name: str | Format) -> Format:
         raise ValueError(f"unknown format {name!r}; {_KNOWN}")
     options: dict[str, Any] = dict(_BASES[base])
     family, ar = options.get("family", "nvfp4"), options.get("arithmetic", PRESETS["te"])
+    kinds = ["rht" if word.startswith("rht") else word for word in modifiers]
+    if len(set(kinds)) < len(kinds):
+        raise ValueError(f"format {name!r}: a modifier is given twice, or two sizes of rht: leave one out")
     for word in modifiers:
-        size = re.fullmatch(r"rht(\d*)", word)
+        size = re.fullmatch(r"rht([1-9][0-9]*)?", word)
         if word == "16x16" and family == "nvfp4":
             options["block"] = (16, 16)
         elif word == "128x128" and family == "fp8":
@@ -256,6 +262,17 @@ def several(names: Iterable[str | Format]) -> tuple[Format, ...]:
     if len({one.name for one in found}) < len(found):
         raise ValueError(f"two formats have one name: {', '.join(one.name for one in found)}")
     return found
+
+
+def repeated(names: Iterable[str | Format]) -> list[str]:
+    """Sentences about names that mean a format which an earlier name means too: it is studied once."""
+    found: dict[Format, str] = {}
+    said = []
+    for one in map(named, names):
+        first = found.setdefault(one, one.name)
+        if first != one.name:
+            said.append(f"{one.name} is the same format as {first}: studied once, as {first}")
+    return said
 
 
 def of_operand(operand: Operand) -> Format:

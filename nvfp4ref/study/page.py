@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from .. import __version__
 from ..container import DumpError, PathLike, blame, foreign, replacing
 from . import figures, tables
 from .files import FAILED, SKIPPED, Study
+from .sources import printable
 from .statistics import figures as figures_of
 
 TENSORS = 300  # rows of the table of tensors on the page
@@ -77,21 +78,22 @@ def write(study: Study, folder: PathLike, title: str = "Quantization error") -> 
     put("tensors.parquet", lambda path: tables.write_parquet(path, tables.tensor_rows(study), tables.TENSOR_COLUMNS))
     put("layers.csv", lambda path: tables.write_csv(path, tables.layer_rows(study), tables.LAYER_COLUMNS))
     put("histograms.csv", lambda path: tables.write_csv(path, tables.histogram_rows(study), tables.HISTOGRAM_COLUMNS))
-    for picture, drawn in _drawn(study):
-        svg, png = figures.svg(drawn), figures.png(drawn)
+    for picture in figures.PICTURES:
+        try:
+            with figures.style():
+                drawn = picture.draw(study)
+            if drawn is None:
+                continue
+            svg, png = figures.svg(drawn), figures.png(drawn)
+        except Exception as error:  # whatever it is, the report is not lost with one figure
+            reason = str(error).strip().partition("\n")[0]
+            done.errors.append(f"figure {picture.name!r} cannot be drawn: {type(error).__name__}: {reason}")
+            continue
         put(f"figures/{picture.name}.svg", _bytes(svg.encode()))
         put(f"figures/{picture.name}.png", _bytes(png))
         shown.append(Shown(picture.name, picture.title, picture.caption, svg))
-    put("report.html", _bytes(html(study, shown, title).encode()))
+    put("report.html", _bytes(html(study, shown, title).encode("utf-8", "backslashreplace")))
     return done
-
-
-def _drawn(study: Study) -> Iterator[tuple[figures.Picture, Any]]:
-    for picture in figures.PICTURES:
-        with figures.style():
-            drawn = picture.draw(study)
-        if drawn is not None:
-            yield picture, drawn
 
 
 def _bytes(data: bytes) -> Callable[[Path], None]:
@@ -113,14 +115,18 @@ def html(study: Study, shown: list[Shown], title: str) -> str:
     inline = [Shown(one.name, one.title, one.caption, Markup(_labelled(one))) for one in shown]
     files = sorted({Path(one.source.file).name for one in study.results})
     page: str = template.render(
-        title=title,
+        title=printable(title),
         version=__version__,
         seed=study.seed,
         measured=f"{len(study.measured):,}",
         count=f"{len(study.results):,}",
         elements=f"{sum(one.source.size for one in study.measured):,}",
-        sources=", ".join(files[:3]) + (f" and {len(files) - 3} more files" if len(files) > 3 else ""),
-        wrong=[*study.errors, *(f"{one.source.name}: {one.note}" for one in study.results if one.status == FAILED)],
+        sources=printable(", ".join(files[:3])) + (f" and {len(files) - 3} more files" if len(files) > 3 else ""),
+        wrong=[
+            *map(printable, study.errors),
+            *(f"{one.source.label}: {printable(one.note)}" for one in study.results if one.status == FAILED),
+        ],
+        remarks=[printable(one) for one in study.remarks],
         pictures=inline,
         reference=study.formats[0].title,
         formats=_formats(study),
@@ -198,12 +204,12 @@ def _tensors(study: Study) -> Table:
     head = ["tensor", "shape", *(one.title for one in study.formats), "kurtosis", "outliers %", "note"]
     rows: list[list[Any]] = [
         [
-            one.source.name,
+            one.source.label,
             "×".join(map(str, one.source.shape)),
             *(100 * one.figures[f.name]["relative_mse"] for f in study.formats),
             next(iter(one.figures.values()))["kurtosis"],
             100 * next(iter(one.figures.values()))["outliers"],
-            one.note,
+            printable(one.note),
         ]
         for one in study.measured
     ]
@@ -214,7 +220,13 @@ def _tensors(study: Study) -> Table:
 
 def _others(study: Study) -> Table:
     rows = [
-        [one.source.name, "×".join(map(str, one.source.shape)) or "scalar", one.source.kind, one.status, one.note]
+        [
+            one.source.label,
+            "×".join(map(str, one.source.shape)) or "scalar",
+            one.source.kind,
+            one.status,
+            printable(one.note),
+        ]
         for one in study.results
         if one.status in (SKIPPED, FAILED)
     ]

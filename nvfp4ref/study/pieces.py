@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from ..arrays import as_array
-from ..blocks import BLOCK
 from ..fp32 import F32, F64, AnyArray
 from . import statistics
 from .formats import Format, Quantized, several
@@ -22,7 +21,8 @@ from .statistics import LINES, Facts, Shape, Sums, View
 
 PIECE = 1 << 17  # elements worked on at a time; what they need stays in the cache
 PART = 1 << 22  # elements that one task reads and measures
-GRID = 128  # pieces begin at multiples of this, so that no block of any format is cut
+GRID = 128  # pieces begin at multiples of this, so that no block and no transform of any format is cut
+WIDE = 256  # and, along rows, at multiples of this, for the transform of 256
 DRAWN = (16, 1024)  # the largest sample of which many stochastic draws are made
 
 Read = Callable[[slice, slice], AnyArray]
@@ -41,23 +41,9 @@ class Tensor:
     seed: int = 0
 
     @property
-    def unit(self) -> tuple[int, int]:
-        """(rows, columns) of which pieces are filled up to a multiple: whole blocks of every format."""
-        height, width = (BLOCK, 1) if self.shape[0] >= BLOCK else (1, 1)
-        for one in self.formats:
-            down, across = one.tile[::-1] if one.columnwise else one.tile
-            height, width = math.lcm(height, down), math.lcm(width, across)
-        return height, width
-
-    @property
-    def padded_columns(self) -> int:
-        """Columns of zeros added at the right."""
-        return -self.shape[1] % self.unit[1]
-
-    @property
     def _piece(self) -> tuple[int, int]:
         """Rows and columns of a piece."""
-        across = min(self.shape[1], PIECE // min(GRID, self.shape[0]) // GRID * GRID)
+        across = min(self.shape[1], max(WIDE, PIECE // min(GRID, self.shape[0]) // WIDE * WIDE))
         return max(GRID, PIECE // across // GRID * GRID), across
 
     def parts(self, elements: int = PART) -> Iterator[tuple[slice, slice]]:
@@ -77,11 +63,17 @@ class Tensor:
             for c in range(columns.start, columns.stop, across):
                 yield slice(r, min(r + down, rows.stop)), slice(c, min(c + across, columns.stop))
 
-    def filled(self, part: AnyArray) -> AnyArray:
-        """A piece with zeros added up to whole blocks."""
-        height, width = self.unit
-        missing = -part.shape[0] % height, -part.shape[1] % width
-        return np.pad(part, ((0, missing[0]), (0, missing[1]))) if any(missing) else part
+
+def filled(part: AnyArray, tile: tuple[int, int]) -> AnyArray:
+    """A piece as a format reads it, with zeros added up to whole tiles of that format and of no other."""
+    missing = [(0, -length % whole) for length, whole in zip(part.shape, tile, strict=True)]
+    return np.pad(part, missing) if any(more for _, more in missing) else part
+
+
+def added(tensor: Tensor, one: Format) -> int:
+    """Zeros that fill each row's last block (each channel's when columnwise) and that no figure counts."""
+    length = tensor.shape[0 if one.columnwise else 1]
+    return -length % one.tile[1] - -length % (one.rht or 1)
 
 
 # -- first pass ------------------------------------------------------------------------------------------------------
@@ -123,11 +115,11 @@ def survey(tensor: Tensor, read: Read, rows: slice, columns: slice) -> Survey:
     for r, c in tensor.pieces(rows, columns):
         part = data[r.start - rows.start : r.stop - rows.start, c.start - columns.start : c.stop - columns.start]
         one = Survey(Facts.of(part))
-        padded = tensor.filled(part)
         for key, format_ in {statistics.amax_key(f): f for f in tensor.formats}.items():
             if key is not None:
                 lines = part.shape[1 if format_.columnwise else 0]
-                amax = statistics.amax_of(format_, padded)
+                tile = format_.tile[::-1] if format_.columnwise else format_.tile
+                amax = statistics.amax_of(format_, filled(part, tile))
                 one.amax[key] = amax[:lines] if amax.ndim else amax
         found.add(one, tensor, r, c)
     found.amax = {k: v[rows if " rows " in k else columns] if v.ndim else v for k, v in found.amax.items()}
@@ -165,27 +157,29 @@ class Lines:
 class Measured:
     """Second pass: the tensor's shape, and of each format, by name, its Sums and its Lines of Σe².
 
-    squares: Lines of Σx² by what formats read: "plain", "rht16", "columnwise", … (``reading``).
+    squares: of each format, by name, Lines of Σx² over the elements that its errors are of.  plain: those of x.
     """
 
     shape: Shape = field(default_factory=Shape)
     sums: dict[str, Sums] = field(default_factory=dict)
     errors: dict[str, Lines] = field(default_factory=dict)
     squares: dict[str, Lines] = field(default_factory=dict)
+    plain: Lines = field(default_factory=lambda: Lines(None, None))
 
     @classmethod
     def empty(cls, tensor: Tensor) -> Measured:
         """Zeros."""
-        names = {"plain", *(reading(one) for one in tensor.formats)}
         return cls(
             sums={one.name: Sums() for one in tensor.formats},
             errors={one.name: Lines.empty(tensor.shape) for one in tensor.formats},
-            squares={name: Lines.empty(tensor.shape) for name in sorted(names)},
+            squares={one.name: Lines.empty(tensor.shape) for one in tensor.formats},
+            plain=Lines.empty(tensor.shape),
         )
 
     def add(self, other: Measured, r: slice, c: slice) -> None:
         """Take in a part."""
         self.shape.add(other.shape)
+        self.plain.add(other.plain.rows, other.plain.channels, r, c)
         for name, sums in other.sums.items():
             self.sums[name].add(sums)
         for mine, theirs in ((self.errors, other.errors), (self.squares, other.squares)):
@@ -215,17 +209,18 @@ def measure_part(
     data, total = read(rows, columns), Measured.empty(tensor)
     for r, c in tensor.pieces(rows, columns):
         part = data[r.start - rows.start : r.stop - rows.start, c.start - columns.start : c.stop - columns.start]
-        _Piece(tensor, found, total, tensor.filled(part), r, c, blocks).measure()
+        _Piece(tensor, found, total, part, r, c, blocks).measure()
     return Measured(
         total.shape,
         total.sums,
         {name: lines.part(rows, columns) for name, lines in total.errors.items()},
         {name: lines.part(rows, columns) for name, lines in total.squares.items()},
+        total.plain.part(rows, columns),
     )
 
 
 class _Piece:
-    """One piece, filled up to whole blocks, going through every format."""
+    """One piece going through every format."""
 
     def __init__(
         self,
@@ -239,34 +234,33 @@ class _Piece:
     ) -> None:
         self.tensor, self.found, self.total, self.part, self.blocks = tensor, found, total, part, blocks
         self.rows, self.columns = rows, columns
-        self.views: dict[str, View] = {}
+        self.views: dict[tuple[str, tuple[int, ...]], View] = {}
         across = -(-tensor.shape[1] // GRID)
         self.number = rows.start // GRID * across + columns.start // GRID
 
     def measure(self) -> None:
         """Add everything to the total."""
-        plain = self._view(None)
-        inside = plain.x[: plain.real[0], : plain.real[1]]
-        self.total.shape.count(np.ascontiguousarray(inside / plain.rms), plain.real[1])
         with np.errstate(all="ignore"):  # NaN and Inf are counted, not warned of
+            plain = self._view(None)
+            self._lines(self.total.plain, plain.rows_x2, plain.channels_x2, False)
+            inside = plain.unit[: plain.real[0], : plain.real[1]]
+            self.total.shape.count(np.ascontiguousarray(inside / plain.rms), plain.real[1])
             for one in self.tensor.formats:
                 self._format(one)
 
     def _view(self, one: Format | None) -> View:
         """What a format reads, None for the plain tensor; made once for all formats that read the same."""
-        name = "plain" if one is None else reading(one)
-        if name not in self.views:
-            columnwise = one is not None and one.columnwise
-            part = np.ascontiguousarray(self.part.T) if columnwise else self.part
-            real = self.rows.stop - self.rows.start, self.columns.stop - self.columns.start
-            real = real[::-1] if columnwise else real
+        part = self.part
+        if one is not None:
+            part = filled(np.ascontiguousarray(part.T) if one.columnwise else part, one.tile)
+        key = "plain" if one is None else reading(one), part.shape
+        if key not in self.views:
+            height, width = self.part.shape[::-1] if one is not None and one.columnwise else self.part.shape
             if one is not None and one.rht:
                 part = one.transformed(part)
-                real = real[0], part.shape[1]  # the transform spreads over what was added to fill its last vector
-            view = View.of(part, real, self.found.facts.rms)
-            self.views[name] = view
-            self._lines(self.total.squares[name], view.rows_x2, view.channels_x2, columnwise)
-        return self.views[name]
+                width += -width % one.rht  # the transform spreads over what was added to fill its last vector
+            self.views[key] = View.of(part, (height, width), self.found.facts)
+        return self.views[key]
 
     def _lines(self, lines: Lines, rows: F64, channels: F64, columnwise: bool) -> None:
         if columnwise:
@@ -278,8 +272,8 @@ class _Piece:
         view = self._view(one)
         amax = self.found.of(one, self.rows, self.columns, view.raw.shape[0])
         q = one.apply(view.raw, amax, self._random(one, view.raw.shape))
-        sums, rows, channels = statistics.sums_of(one, view, q)
-        sums.padded = self.tensor.padded_columns if self.number == 0 else 0
+        sums, error, square = statistics.sums_of(one, view, q)
+        sums.padded = added(self.tensor, one) if self.number == 0 else 0
         if not (one.stochastic or one.rht or one.columnwise or one.row_scaled) and one.has_e2m1:
             self._transposed(one, sums, q, view, amax)
         if one.stochastic and self.number == 0:
@@ -287,13 +281,14 @@ class _Piece:
         if self.blocks is not None:
             self._keep_blocks(one, view, q)
         self.total.sums[one.name].add(sums)
-        self._lines(self.total.errors[one.name], rows, channels, one.columnwise)
+        self._lines(self.total.errors[one.name], *error, one.columnwise)
+        self._lines(self.total.squares[one.name], *square, one.columnwise)
 
     def _random(self, one: Format, shape: tuple[int, int], draw: int = 0) -> Any:
         """Random numbers that depend on the seed, the tensor's name, the place in it and the draw, on nothing else."""
         if not one.stochastic:
             return None
-        seed = (self.tensor.seed ^ zlib.crc32(self.tensor.name.encode()) << 32) & (2**64 - 1)
+        seed = (self.tensor.seed ^ zlib.crc32(self.tensor.name.encode("utf-8", "backslashreplace")) << 32) & (2**64 - 1)
         return one.random(shape, seed, 16 * (self.number * 2 * max(statistics.DRAWS) + draw) % 2**64)
 
     def _transposed(self, one: Format, sums: Sums, q: Quantized, view: View, amax: F32) -> None:
@@ -305,16 +300,16 @@ class _Piece:
             return
         turned = one.apply(np.ascontiguousarray(view.raw[:rows, :columns].T), amax).y.T
         y, other, x = (v[:rows, : view.real[1]] for v in (q.y, turned, view.x))
-        gap = np.where(np.isfinite(y) & np.isfinite(other), y - other, np.float32(0))
-        sums.transposed = gap.size
+        there = np.isfinite(y) & np.isfinite(other)
+        gap, x = np.where(there, y - other, np.float32(0)), np.where(there, x, np.float32(0))
+        sums.transposed = int(np.count_nonzero(there))
         sums.transposed_n = int(np.count_nonzero(gap))
         sums.transposed_e2 = statistics._dot(gap, gap)
         sums.transposed_x2 = statistics._dot(x, x)
 
     def _keep_blocks(self, one: Format, view: View, q: Quantized) -> None:
         assert self.blocks is not None
-        error = np.where(np.isfinite(q.y), q.y - view.x, np.float32(0))
-        ratio = statistics.block_ratios(error * error, view.x, one.block)
+        ratio = statistics.block_ratios(*statistics.squared(view, q.y), one.block)
         whole = self.blocks[one.name]
         corner = (self.columns.start, self.rows.start) if one.columnwise else (self.rows.start, self.columns.start)
         top, left = corner[0] // one.block[0], corner[1] // one.block[1]
@@ -325,13 +320,13 @@ class _Piece:
         """Many draws of a sample: the tensor's first rows and columns."""
         height = max(one.tile[0], DRAWN[0] // one.tile[0] * one.tile[0])
         width = max(one.tile[1], DRAWN[1] // one.tile[1] * one.tile[1])
-        raw, x = view.raw[:height, :width], view.x[:height, :width]
-        raw = np.ascontiguousarray(raw)
+        raw, x = np.ascontiguousarray(view.raw[:height, :width]), view.x[:height, :width]
         if one.row_scaled:
             amax = amax[: len(raw)]
         count = max(statistics.DRAWS)
         draws = (one.apply(raw, amax, self._random(one, raw.shape, 1 + k)).y for k in range(count))
-        statistics.count_draws(sums, x, (np.where(np.isfinite(y), y, np.float32(0)) for y in draws))
+        bad = None if view.bad is None else view.bad[:height, :width]
+        statistics.count_draws(sums, x, draws, bad)
 
 
 # -- an array in memory ----------------------------------------------------------------------------------------------
@@ -401,7 +396,7 @@ def _measurement(found: Survey, done: Measured, one: Format, blocks: F32) -> Mea
     nothing = [np.full(0, np.nan)] * 2
     error, square = (
         (lines.rows, lines.channels) if lines.rows is not None and lines.channels is not None else nothing
-        for lines in (done.errors[one.name], done.squares[reading(one)])
+        for lines in (done.errors[one.name], done.squares[one.name])
     )
     with np.errstate(all="ignore"):
         rows, channels = (e / x for e, x in zip(error, square, strict=True))
@@ -410,7 +405,7 @@ def _measurement(found: Survey, done: Measured, one: Format, blocks: F32) -> Mea
 
 def record(found: Survey, done: Measured, one: Format) -> dict[str, float]:
     """Every figure of a format on a tensor by name."""
-    errors, squares, plain = done.errors[one.name], done.squares[reading(one)], done.squares["plain"]
+    errors, squares, plain = done.errors[one.name], done.squares[one.name], done.plain
     return {
         **statistics.figures(one, done.sums[one.name]),
         **statistics.line_figures(errors.rows, squares.rows, "row"),

@@ -14,7 +14,7 @@ import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -46,6 +46,9 @@ class Source:
         skip: why it is not measured, "" when it is.
         note: what is done to it first, "" for nothing.
         fortran: stored by columns, of an .npy.
+        place: where ``file`` has it, also when ``path`` is what it was unpacked to.
+        state: of the file when it was opened: device, inode, bytes, time of the last change.
+        apart: the file, where another file of the study has tensors of the same names.
     """
 
     name: str
@@ -57,6 +60,14 @@ class Source:
     skip: str = ""
     note: str = ""
     fortran: bool = False
+    place: int = 0
+    state: tuple[int, ...] = ()
+    apart: str = ""
+
+    @property
+    def label(self) -> str:
+        """The name for people: unlike that of any other tensor, and without control characters."""
+        return printable(f"{self.apart}: {self.name}" if self.apart else self.name)
 
     @property
     def size(self) -> int:
@@ -84,8 +95,8 @@ class Source:
     @property
     def key(self) -> str:
         """What a finished measurement is filed under: the same bytes of the same file, as far as can be told."""
-        stat = os.stat(self.file)
-        return json.dumps([self.file, self.name, list(self.shape), self.dtype, stat.st_size, stat.st_mtime_ns])
+        where = [os.path.realpath(self.file), self.name, self.place, *self.state]
+        return json.dumps([*where, list(self.shape), self.dtype])
 
     def read(self, rows: slice, columns: slice) -> AnyArray:
         """That part of the matrix, as stored but float64 rounded to float32.
@@ -118,10 +129,22 @@ class Source:
 
 @dataclass(frozen=True)
 class Found:
-    """What lies under the paths: tensors, and sentences about what could not be opened."""
+    """What lies under the paths: tensors, sentences about what could not be opened, and other remarks."""
 
     tensors: tuple[Source, ...]
     errors: tuple[str, ...]
+    remarks: tuple[str, ...] = ()
+
+
+def printable(text: str) -> str:
+    """A text from a file for a terminal, a page or a figure: control characters and the like as escapes."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    with foreign("cannot be opened"):
+        stat = os.stat(path)
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 def find(paths: list[PathLike], scratch: Path, bits: str | None = None) -> Found:
@@ -131,10 +154,13 @@ def find(paths: list[PathLike], scratch: Path, bits: str | None = None) -> Found
         scratch: a folder for compressed members of .npz files; made when there is one.
         bits: "bfloat16" to take uint16 arrays as bit patterns of it.
 
-    A file that cannot be opened is among the errors, and the others are listed.
+    A file that cannot be opened is among the errors, and the others are listed.  A file that comes again, by whatever
+    path, is left out the second time, with a remark.
     """
     tensors: list[Source] = []
     errors: list[str] = []
+    remarks: list[str] = []
+    opened: dict[tuple[int, ...], list[Source]] = {}
     for path in paths:
         given = Path(os.fsdecode(path))
         try:
@@ -148,17 +174,32 @@ def find(paths: list[PathLike], scratch: Path, bits: str | None = None) -> Found
         for file in files:
             try:
                 with blame(file):
-                    found = list(_open(file, scratch, bits))
+                    state = _state(file)
+                    again = opened.get(state)
+                    found = again if again is not None else list(_open(file, scratch, bits))
             except DumpError as error:
                 errors.append(str(error))
                 broken = True
                 continue
             there |= {one.name for one in found}
-            tensors += found
+            if again is not None:
+                remarks.append(f"{file}: given twice: studied once")
+                continue
+            opened[state] = [replace(one, state=state) for one in found]
+            tensors += opened[state]
         missing = [] if broken else [name for name in listed if name not in there]
         if missing:
             errors.append(f"{given}: lists {len(missing):,} tensors that no file has: {', '.join(missing[:3])} …")
-    return Found(tuple(tensors), tuple(errors))
+    return Found(_kept_apart(tensors), tuple(errors), tuple(remarks))
+
+
+def _kept_apart(tensors: list[Source]) -> tuple[Source, ...]:
+    """Tensors of files that share a tensor's name are told apart by their file; shards of one checkpoint share none."""
+    files: dict[str, set[str]] = {}
+    for one in tensors:
+        files.setdefault(one.name, set()).add(one.file)
+    apart = {file for named in files.values() if len(named) > 1 for file in named}
+    return tuple(replace(one, apart=one.file) if one.file in apart else one for one in tensors)
 
 
 def _files(path: Path) -> tuple[list[Path], list[str]]:
@@ -230,7 +271,8 @@ def _npz(path: Path, scratch: Path, bits: str | None) -> Iterator[Source]:
                     with archive.open(info) as packed, open(handle, "wb") as out:
                         shutil.copyfileobj(packed, out)
                 with open(plain, "rb") as file:
-                    yield _npy(name, str(path), Path(plain), file, 0, bits)
+                    one = _npy(name, str(path), Path(plain), file, 0, bits)
+                yield replace(one, place=info.header_offset)
                 continue
             with open(path, "rb") as file:
                 file.seek(info.header_offset + 26)
@@ -279,4 +321,4 @@ def _judged(
         skip = "a vector or scalar, which stays in high precision (reshape it to (1, -1) to measure it)"
     elif by_column and len(shape) > 2:
         skip = "more than two dimensions stored by columns: save it in C order"
-    return Source(name, file, shape, dtype, str(path), offset, skip, note, by_column)
+    return Source(name, file, shape, dtype, str(path), offset, skip, note, by_column, offset)

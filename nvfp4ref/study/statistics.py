@@ -104,24 +104,30 @@ class Additive:
         """The inverse.  Raises KeyError, TypeError or ValueError for anything else."""
         made = cls()
         for one in fields(cls):  # type: ignore[arg-type]
-            empty, value = getattr(made, one.name), found[one.name]
-            if isinstance(empty, np.ndarray):
-                length, first, values = value
-                array = np.zeros(length, empty.dtype)
-                array[first : first + len(values)] = values
-                value = array
-            elif value is None:
-                value = math.nan
-            setattr(made, one.name, value)
+            setattr(made, one.name, _read(found[one.name], getattr(made, one.name)))
         return made
 
 
 def _plain(value: Any) -> Any:
     if not isinstance(value, np.ndarray):
-        return None if math.isnan(value) else value
+        return None if math.isnan(value) else value if math.isfinite(value) else str(value)
     there = np.flatnonzero(value)
     first, last = (int(there[0]), int(there[-1]) + 1) if len(there) else (0, 0)
-    return [len(value), first, value[first:last].tolist()]
+    values = value[first:last].tolist()
+    return [len(value), first, values if np.isfinite(value).all() else [_plain(v) for v in values]]
+
+
+def _read(value: Any, empty: Any) -> Any:
+    """The inverse of ``_plain``, for a value of that kind and length.  Raises TypeError, ValueError."""
+    if isinstance(empty, np.ndarray):
+        length, first, values = value
+        if length != len(empty) or not 0 <= first <= first + len(values) <= length:
+            raise ValueError(f"expected {len(empty)} counts, got {length} from {first}")
+        array = np.zeros_like(empty)
+        array[first : first + len(values)] = [_read(v, empty.dtype.type(0).item()) for v in values]
+        return array
+    number = math.nan if value is None else float(value)
+    return int(number) if isinstance(empty, int) else number
 
 
 def _zeros(length: int, dtype: Any = np.int64) -> Any:
@@ -154,6 +160,11 @@ class Facts(Additive):
     def rms(self) -> float:
         """Root of the mean square of the finite elements."""
         return math.sqrt(self.square / self.n) if self.n else 0.0
+
+    @property
+    def unit(self) -> np.float32:
+        """The power of two that brings the amax to 1 … 2 (as near as float32 has it): a product with it is exact."""
+        return np.float32(2.0 ** -min(max(math.frexp(self.largest)[1] - 1, -126), 127))
 
     @classmethod
     def of(cls, x: AnyArray) -> Facts:
@@ -277,17 +288,17 @@ class Shape:
         return {
             "moments": {str(size): one.to_json() for size, one in self.moments.items()},
             "outliers": self.outliers,
-            "largest_range": self.largest_range,
+            "largest_range": _plain(self.largest_range),
             "ranges": _plain(self.ranges),
         }
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Shape:
         """The inverse."""
-        made = cls({int(size): Moments.from_json(one) for size, one in found["moments"].items()})
-        made.outliers, made.largest_range = found["outliers"], found["largest_range"]
-        _, first, values = found["ranges"]
-        made.ranges[first : first + len(values)] = values
+        made = cls()
+        made.moments = {size: Moments.from_json(found["moments"][str(size)]) for size in made.moments}
+        made.outliers, made.largest_range = _read(found["outliers"], 0), _read(found["largest_range"], 0.0)
+        made.ranges = _read(found["ranges"], made.ranges)
         return made
 
 
@@ -371,13 +382,17 @@ class Sums(Additive):
 class View:
     """A piece as some formats read it, and what they share: rows, channels and bins of x.
 
-    x: float32 (R, K), zero where padded or not finite.  real: (rows, columns) that are not padding.
+    x: float32 (R, K), zero where padded or not finite.  real: (rows, columns) that are not padding.  unit: x over the
+    power of two near the tensor's amax, so that squares in float32 neither overflow nor vanish, whatever the tensor's
+    magnitude; by: what x was multiplied by for that.  rms: of the tensor, in the same unit.
     """
 
     x: F32
     raw: AnyArray
     bad: AnyArray | None
     real: tuple[int, int]
+    unit: F32
+    by: np.float32
     rms: np.float32
     rows_x2: F64
     channels_x2: F64
@@ -385,46 +400,69 @@ class View:
     nonzero: AnyArray
 
     @classmethod
-    def of(cls, raw: AnyArray, real: tuple[int, int], rms: float) -> View:
-        """A piece (R, K) as the quantizer reads it, padded with zeros beyond ``real``."""
+    def of(cls, raw: AnyArray, real: tuple[int, int], facts: Facts) -> View:
+        """A piece (R, K) as the quantizer reads it, padded with zeros beyond ``real``; facts of the whole tensor."""
         x = widen(raw)
         bad = ~np.isfinite(x)
         if bad.any():
             x = np.where(bad, np.float32(0), x)
-        unit = np.float32(rms) if rms > 0 else np.float32(1)
-        magnitude = np.abs(x[: real[0], : real[1]])
+        by = facts.unit
+        unit = x * by
+        rms = np.float32(facts.rms * float(by)) if facts.rms > 0 else np.float32(1)
+        magnitude = np.abs(unit[: real[0], : real[1]])
         return cls(
             x,
             raw,
             bad if bad.any() else None,
             real,
             unit,
+            by,
+            rms,
             by_row(x, x)[: real[0]],
             by_channel(x, x)[: real[1]],
-            magnitude_bins(magnitude / unit),
+            magnitude_bins(magnitude / rms),
             magnitude > 0,
         )
 
 
-def sums_of(one: Format, view: View, q: Quantized) -> tuple[Sums, F64, F64]:
-    """Everything of one format on one piece: Sums, and Σe² of its rows and channels."""
+def sums_of(one: Format, view: View, q: Quantized) -> tuple[Sums, tuple[F64, F64], tuple[F64, F64]]:
+    """Everything of one format on one piece: Sums, and Σe² and Σx² of its rows and channels."""
     x, y = view.x, q.y
     bad = _not_finite(view, y)
+    shared = bad is view.bad  # no element is lost that others keep
     if bad is not None:
         x, y = np.where(bad, np.float32(0), x), np.where(bad, np.float32(0), y)
     found = Sums(lost=0 if bad is None else int(np.count_nonzero(bad[: view.real[0], : view.real[1]])))
     e = y - x
-    e2 = e * e
-    found.blocks += _block_errors(one, e2, x, view.real)
+    unit, unit_x = e * view.by, x * view.by
+    unit_e2, unit_x2 = unit * unit, unit_x * unit_x
+    found.blocks += _block_errors(one, unit_e2, unit_x2, view.real)
     _count_scales(found, one, q, x, view.real)
     part = np.s_[: view.real[0], : view.real[1]]
     full = view.real == x.shape
     if not full:
-        x, y, e, e2 = x[part], y[part], e[part], e2[part]
+        x, y, e, unit, unit_e2, unit_x2 = (v[part] for v in (x, y, e, unit, unit_e2, unit_x2))
+        bad = None if bad is None else bad[part]
     _count_sums(found, x, y, e, view)
-    _count_split(found, one, q, part, x, e2, view)
-    _count_histograms(found, x, e, e2, view, None if bad is None else ~bad[part])
-    return found, by_row(e, e), by_channel(e, e)
+    _count_split(found, one, q, part, x, unit_e2, view, bad)
+    _count_histograms(found, x, e, unit, unit_e2, unit_x2, view, bad)
+    for name in _IN_UNITS:
+        setattr(found, name, getattr(found, name) / float(view.by) ** 2)
+    square = (view.rows_x2, view.channels_x2) if shared else (by_row(x, x), by_channel(x, x))
+    return found, (by_row(e, e), by_channel(e, e)), square
+
+
+_IN_UNITS = ("code_e2", "underflow_e2", "clipped_e2", "mag_e2", "mag_x2")  # squares that float32 would not hold
+
+
+def squared(view: View, y: F32) -> tuple[F32, F32]:
+    """e² and x² in the view's unit, zero where x or y is not finite."""
+    x, bad = view.x, _not_finite(view, y)
+    e = y - x
+    if bad is not None:
+        e, x = np.where(bad, np.float32(0), e), np.where(bad, np.float32(0), x)
+    unit, unit_x = e * view.by, x * view.by
+    return unit * unit, unit_x * unit_x
 
 
 def _not_finite(view: View, y: F32) -> AnyArray | None:
@@ -448,7 +486,9 @@ def _count_sums(found: Sums, x: F32, y: F32, e: F32, view: View) -> None:
         found.te_e2 = _dot(rounded, rounded)
 
 
-def _count_split(found: Sums, one: Format, q: Quantized, part: Any, x: F32, e2: F32, view: View) -> None:
+def _count_split(
+    found: Sums, one: Format, q: Quantized, part: Any, x: F32, e2: F32, view: View, bad: AnyArray | None
+) -> None:
     """The error by its cause, and the codes."""
     codes, clipped = q.codes[part], q.clipped[part]
     found.codes += _count(codes, 256)
@@ -463,8 +503,8 @@ def _count_split(found: Sums, one: Format, q: Quantized, part: Any, x: F32, e2: 
     found.exact_e2 = math.nan
     if q.exact is not None:
         exact = q.exact[part] - x
-        if found.lost:
-            exact = np.where(np.isfinite(exact), exact, np.float32(0))
+        if bad is not None:
+            exact = np.where(bad, np.float32(0), exact)
         found.exact_e2 = _dot(exact, exact)
 
 
@@ -486,57 +526,68 @@ def _count_scales(found: Sums, one: Format, q: Quantized, x: F32, real: tuple[in
         found.scale_e2 = float((squares * gap * gap).sum())
 
 
-def _block_errors(one: Format, e2: F32, x: F32, real: tuple[int, int]) -> AnyArray:
+def _block_errors(one: Format, e2: F32, x2: F32, real: tuple[int, int]) -> AnyArray:
     """Blocks by their relative error power."""
-    ratio = block_ratios(e2, x, one.block)
+    ratio = block_ratios(e2, x2, one.block)
     height, width = one.block
     there = ratio[: -(-real[0] // height), : -(-real[1] // width)]
     return _count(magnitude_bins(there[np.isfinite(there)]), BINS)
 
 
-def block_ratios(e2: F32, x: F32, block: tuple[int, int]) -> F32:
+def block_ratios(e2: F32, x2: F32, block: tuple[int, int]) -> F32:
     """Σe²/Σx² of each block, float32 (R/height, K/width); NaN for blocks of zeros."""
     height, width = block
     sums = []
-    for square in (e2, x * x):
-        across = square.reshape(x.shape[0], -1, width).sum(axis=2)
+    for square in (e2, x2):
+        across = square.reshape(square.shape[0], -1, width).sum(axis=2)
         sums.append(across.reshape(-1, height, across.shape[1]).sum(axis=1))
     with np.errstate(all="ignore"):
         ratio: F32 = sums[0] / sums[1]
     return ratio
 
 
-def _count_histograms(found: Sums, x: F32, e: F32, e2: F32, view: View, good: AnyArray | None) -> None:
+def _count_histograms(
+    found: Sums, x: F32, e: F32, unit: F32, e2: F32, x2: F32, view: View, bad: AnyArray | None
+) -> None:
+    """unit, e2, x2: e, its square and that of x in the view's unit."""
     bins, nonzero = view.bins, view.nonzero
-    if good is not None:
-        x, e, e2, bins, nonzero = x[good], e[good], e2[good], bins[good], nonzero[good]
+    if bad is not None:
+        good = ~bad
+        x, e, unit, e2, x2, bins, nonzero = (v[good] for v in (x, e, unit, e2, x2, bins, nonzero))
     with np.errstate(all="ignore"):
-        unit, relative = e / view.rms, e / x
+        of_rms, relative = unit / view.rms, e / x
     if not nonzero.all():
         relative = relative[nonzero]
-    found.signed += _count(_signed_bins(unit), SIGNED)
+    found.signed += _count(_signed_bins(of_rms), SIGNED)
     found.relative += _count(_signed_bins(relative), SIGNED)
-    found.log_error += _count(magnitude_bins(np.abs(unit)), BINS)
+    found.log_error += _count(magnitude_bins(np.abs(of_rms)), BINS)
     found.log_relative += _count(magnitude_bins(np.abs(relative)), BINS)
     found.mag_n += _count(bins, BINS)
     found.mag_e2 += _count(bins, BINS, e2)
-    found.mag_x2 += _count(bins, BINS, x * x)
+    found.mag_x2 += _count(bins, BINS, x2)
 
 
-def count_draws(found: Sums, x: F32, draws: Iterable[F32]) -> None:
-    """The squared error of the mean of the first B draws, for the B of DRAWS, and the variance of the last."""
+def count_draws(found: Sums, x: F32, draws: Iterable[F32], bad: AnyArray | None = None) -> None:
+    """The squared error of the mean of the first B draws, for the B of DRAWS, and the variance of the last.
+
+    Elements that are ``bad``, or that any draw makes NaN or Inf, are left out of all of them.
+    """
     total, squares = np.zeros(x.shape), np.zeros(x.shape)
-    count = 0
-    for y in draws:
+    good = np.ones(x.shape, np.bool_) if bad is None else ~bad
+    gaps = []
+    for count, y in enumerate(draws, 1):
+        finite = np.isfinite(y)
+        good &= finite
+        y = np.where(finite, y, np.float32(0))
         total += y
         squares += np.square(y, dtype=np.float64)
-        count += 1
         if count in DRAWS:
-            gap = total / count - x
-            found.draws[DRAWS.index(count)] += float((gap * gap).sum())
+            gaps.append(total / count - x)
+    found.draws += [float((gap * gap)[good].sum()) for gap in gaps]
     variance = (squares - total * total / count) / (count - 1)
-    found.draws_variance += float(variance.sum()) / count
-    found.draws_x2 += _dot(x, x)
+    found.draws_variance += float(variance[good].sum()) / count
+    kept = np.where(good, x, np.float32(0))
+    found.draws_x2 += _dot(kept, kept)
 
 
 # -- figures ---------------------------------------------------------------------------------------------------------

@@ -160,7 +160,7 @@ def ranking(study: Study, format_: str | None = None, by: str = "layer") -> list
     mass: dict[str, float] = {}
     elements: dict[str, int] = {}
     for one in study.measured:
-        key = one.layer if by == "layer" else one.source.name
+        key = one.layer if by == "layer" else one.source.label
         error = one.figures[name]["relative_mse"]
         if not math.isfinite(error):
             continue
@@ -192,9 +192,14 @@ def write_csv(path: Path, rows: Iterator[Row], columns: Sequence[str]) -> None:
         writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
         writer.writeheader()
         for row in rows:
-            writer.writerow({key: _cell(value) for key, value in row.items()})
+            writer.writerow({key: _cell(_unicode(value)) for key, value in row.items()})
         text.flush()
         text.detach()
+
+
+def _unicode(value: Any) -> Any:
+    """Text that a file can hold: what is no Unicode in the name of a file or tensor as escapes."""
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
 
 
 def _cell(value: Any) -> Any:
@@ -217,7 +222,7 @@ def write_parquet(path: Path, rows: Iterator[Row], columns: Sequence[str]) -> No
 
 
 def _null(value: Any) -> Any:
-    return None if value is None or (isinstance(value, float) and math.isnan(value)) else value
+    return None if value is None or (isinstance(value, float) and math.isnan(value)) else _unicode(value)
 
 
 TENSOR_COLUMNS = (*_ABOUT, *FIGURES)
