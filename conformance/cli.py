@@ -147,8 +147,11 @@ def _checked(path: str, options: argparse.Namespace, checks: reports.Checks | No
                 complain(f"{label}: {one.error}")
             if one.verdict == CONFORMS and options.undecided:
                 print(f"{label}: {_undecided(dump, options)}", file=sys.stderr if options.json else None, flush=True)
-            if options.suggest_input and dump.d is None and (one.ambiguous or one.verdict == CONFORMS):
-                _suggest(dump, one, options)
+            if options.suggest_input:
+                if dump.d is None and (one.ambiguous or one.verdict == CONFORMS):
+                    _suggest(dump, one, options)
+                else:
+                    complain(f"{label}: no two explanations fit, so {options.suggest_input} was not written")
             yield one
     except ValueError as error:
         complain(str(error))

@@ -53,13 +53,15 @@ def run(options: argparse.Namespace) -> int:
     if options.listing:
         print(_listing(formats))
         return _DONE
-    if not options.files or not options.output:
-        raise ValueError("say which files to study, and with -o the folder to write to")
+    if not options.files:
+        raise ValueError("say which files to study")
+    if not options.output:
+        raise ValueError("say with -o which folder to write to")
     if not 0 <= options.seed < 1 << 63 or (options.workers is not None and options.workers < 1):
         raise ValueError("--seed is 0 to 2^63 − 1 and --workers at least 1")
     missing = page.missing_packages()
     if missing:
-        raise ValueError(f"a study needs {', '.join(missing)}: pip install nvfp4ref[study]")
+        raise ValueError(f"a study needs {', '.join(missing)}: pip install 'nvfp4ref[study]'")
     names = [*(options.formats or []), *(one for name in options.recipe or [] for one in formats.of_recipe(name))]
     chosen = formats.several(names or formats.DEFAULT)
     folder = Path(options.output)

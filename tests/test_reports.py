@@ -643,7 +643,7 @@ def test_pages_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
 
 def test_without_jinja_the_page_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(ValueError, match=r"pip install nvfp4ref\[report\]"):
+    with pytest.raises(ValueError, match=r"pip install 'nvfp4ref\[report\]'"):
         page.require_html("r.html")
     assert errors("conformance", as_json(hostile()[0])) == [], "the other reports need no Jinja2"
 

@@ -297,7 +297,7 @@ def test_recipes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["in"], "say which files to study, and with -o the folder to write to"),
+        (["in"], "say with -o which folder to write to"),
         (["in", "-o", "out", "--format", "int8"], "unknown format 'int8'"),
         (["in", "-o", "out", "--recipe", "mine"], "unknown recipe 'mine'"),
         (["in", "-o", "out", "--seed", "-1"], "--seed is 0 to 2^63 − 1"),
@@ -317,7 +317,7 @@ def test_requests_that_cannot_be_met(
 
 def test_without_the_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "NEEDS", {"no_such_package": "NoSuch", "numpy": "NumPy"})
-    with pytest.raises(ValueError, match=r"a study needs NoSuch: pip install nvfp4ref\[study\]"):
+    with pytest.raises(ValueError, match=r"a study needs NoSuch: pip install 'nvfp4ref\[study\]'"):
         nvfp4_study(str(write(tmp_path / "in", 1)), "-o", str(tmp_path / "out"))
 
 

@@ -304,7 +304,7 @@ def _jinja2() -> Any:
     try:
         import jinja2
     except ImportError:
-        raise ValueError("an HTML report needs Jinja2: pip install nvfp4ref[report]") from None
+        raise ValueError("an HTML report needs Jinja2: pip install 'nvfp4ref[report]'") from None
     return jinja2
 
 
