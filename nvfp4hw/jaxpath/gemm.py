@@ -1,0 +1,116 @@
+"""Block-scaled matmul: exact operands, float32 accumulation in the device's order, the epilogue bit for bit.
+
+A code times its block scale has at most six significant bits, so bfloat16 holds it exactly and so does a float32
+product of two.  Only the order of the additions is the device's own; docs/jax.md states what it may change.
+Rules GEMM-ALPHA, GEMM-EPILOGUE.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from nvfp4hw.jaxpath import bits
+from nvfp4hw.jaxpath.bits import Bits, u32
+from nvfp4hw.jaxpath.tensor import NVFP4Array
+
+ALPHA_FORMS = ("pytorch", "jax", "none")
+
+
+def matmul(
+    a: NVFP4Array,
+    b: NVFP4Array,
+    *,
+    out_dtype: Any = jnp.float32,
+    alpha: float = 1.0,
+    bias: jax.Array | None = None,
+    alpha_form: str = "pytorch",
+) -> jax.Array:
+    """a·bᵀ of two quantized matrices: (M, N) from (M, K) and (N, K), leading dimensions flattened.
+
+    Args:
+        out_dtype: float32, bfloat16 or float16; one rounding at the end.
+        alpha: float32 factor, fixed when traced.
+        bias: (N,) float32, bfloat16 or float16, added in float32 before that rounding.
+        alpha_form: "pytorch" or "jax", the operation order of the tensor scales; "none": not applied.
+    Raises:
+        TypeError, ValueError: while tracing: other types, different K, K no multiple of 32, shape of bias.
+    """
+    _check(a, b, out_dtype, bias, alpha_form)
+    total = lax.dot_general(values(a), values(b), (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+    return _epilogue(total, a, b, bias, float(alpha), alpha_form, jnp.dtype(out_dtype))
+
+
+def values(q: NVFP4Array) -> jax.Array:
+    """bfloat16 (rows, K): codes times block scales, exact; the scales' sign is not read, as in the tensor core."""
+    codes = q.codes.reshape(-1, q.shape[-1] // 16, 16).astype(jnp.uint32)
+    magnitude = codes & u32(7)
+    normal = ((magnitude >> u32(1)) + u32(126)) << u32(23) | (magnitude & u32(1)) << u32(22)
+    value = jnp.where(magnitude < u32(2), magnitude * bits.constant(0.5), normal) | (codes & u32(8)) << u32(28)
+    scales = bits.of_e4m3(q.scales.reshape(*codes.shape[:2], 1) & np.uint8(0x7F))
+    product = bits.to_float(value) * bits.to_float(scales)  # neither rounded nor near float32's limits
+    return product.astype(jnp.bfloat16).reshape(codes.shape[0], -1)
+
+
+def _check(a: NVFP4Array, b: NVFP4Array, out_dtype: Any, bias: Any, alpha_form: str) -> None:
+    for q in (a, b):
+        if not isinstance(q, NVFP4Array):
+            raise TypeError(f"matmul takes NVFP4Arrays, from jaxpath.quantize; got {type(q).__name__}")
+    k = a.shape[-1]
+    if b.shape[-1] != k:
+        raise ValueError(
+            f"a {a.shape} and b {b.shape} have different K (last axis): matmul computes a·bᵀ, both with blocks "
+            "along K; quantize the other operand along the axis it shares (axis=0 for the transpose)"
+        )
+    if k % 32:
+        raise ValueError(f"K is a multiple of 32 in an FP4 GEMM; got {k}: pad both operands with zeros")
+    if alpha_form not in ALPHA_FORMS:
+        raise ValueError(f"unknown alpha form {alpha_form!r}; the forms are {', '.join(ALPHA_FORMS)}")
+    if out_dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
+        raise TypeError(f"matmul gives float32, bfloat16 or float16; got {out_dtype}")
+    columns = int(np.prod(b.shape[:-1]))
+    if bias is not None and bias.shape != (columns,):
+        raise ValueError(f"bias has one value for each of the {columns} columns; got shape {bias.shape}")
+
+
+@partial(jax.jit, static_argnames=("alpha", "alpha_form", "dtype"))
+def _epilogue(
+    total: jax.Array,
+    a: NVFP4Array,
+    b: NVFP4Array,
+    bias: jax.Array | None,
+    alpha: float,
+    alpha_form: str,
+    dtype: np.dtype[Any],
+) -> jax.Array:
+    out = bits.of_float(total)
+    amaxes = [bits.of_float(q.amax) for q in (a, b)]
+    row_scaled = alpha_form != "none" and any(amax.ndim for amax in amaxes)
+    if row_scaled:  # a GEMM with amaxes of one, then those of rows and columns
+        out = bits.mul(out, _alpha(a, b, [bits.ONE, bits.ONE], alpha, alpha_form))
+        rows, columns = amaxes[0].reshape(-1, 1), amaxes[1].reshape(1, -1)
+        both = rows.size > 1 and columns.size > 1
+        out = bits.mul(bits.mul(out, rows), columns) if both else bits.mul(out, bits.mul(rows, columns))
+    else:
+        out = bits.mul(out, _alpha(a, b, amaxes, alpha, alpha_form))
+    if bias is not None:
+        out = bits.add(out, bits.of_float(bias))
+    return bits.to_float(out, dtype)
+
+
+def _alpha(a: NVFP4Array, b: NVFP4Array, amaxes: list[Any], alpha: float, form: str) -> Bits:
+    """fl(fl(fl(alpha·A_a)·A_b)·fl(1/(M_a·M_b))), or as XLA has it fl(alpha·fl(fl(A_a/M_a)·fl(A_b/M_b)))."""
+    factor = bits.constant(alpha)
+    largest = [np.float32(q.arithmetic.element_max * q.arithmetic.e4m3_max) for q in (a, b)]
+    if form == "none":
+        return jnp.asarray(factor)
+    if form == "jax":
+        scales = [bits.div(amax, bits.constant(m)) for amax, m in zip(amaxes, largest, strict=True)]
+        return bits.mul(factor, bits.mul(*scales))
+    inverse = bits.constant(np.float32(1) / (largest[0] * largest[1]))
+    return bits.mul(bits.mul(bits.mul(factor, amaxes[0]), amaxes[1]), inverse)
