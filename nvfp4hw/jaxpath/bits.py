@@ -189,18 +189,20 @@ def div(a: Bits, b: Bits) -> Bits:
 def divide(m: Bits, n: Bits) -> tuple[Bits, Bits]:
     """m·2^25 divided by n, integers below 2^26 and 2^25 with m/n in [1, 2): quotient in [2^25, 2^26), and remainder.
 
-    The float quotient may be off by as much as 2^-20; the remainders are exact modulo 2^32, and smaller than that.
+    The remainders are exact modulo 2^32, and smaller than that while the estimate is off by less than 60.
     """
-    scaled = m << u32(25)
-    divisor = n.astype(jnp.float32)
-    quotient = (m.astype(jnp.float32) / divisor * jnp.float32(2**25)).astype(jnp.uint32)
-    remainder = (scaled - quotient * n).astype(jnp.int32)
+    quotient, signed, divisor = estimate(m, n), n.astype(jnp.int32), n.astype(jnp.float32)
+    remainder = ((m << u32(25)) - quotient * n).astype(jnp.int32)
     correction = (remainder.astype(jnp.float32) / divisor).astype(jnp.int32)
-    signed = n.astype(jnp.int32)
     remainder -= correction * signed
     correction += (remainder >= signed).astype(jnp.int32) - (remainder < 0).astype(jnp.int32)
     remainder += jnp.where(remainder < 0, signed, jnp.where(remainder >= signed, -signed, 0))
     return quotient + correction.astype(jnp.uint32), remainder.astype(jnp.uint32)
+
+
+def estimate(m: Bits, n: Bits) -> Bits:
+    """m·2^25/n by the device's own division, whose last bits may be anything."""
+    return (m.astype(jnp.float32) / n.astype(jnp.float32) * jnp.float32(2**25)).astype(jnp.uint32)
 
 
 def add(a: Bits, b: Bits) -> Bits:

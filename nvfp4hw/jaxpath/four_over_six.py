@@ -26,22 +26,32 @@ def choose(
     tiles: jax.Array, element: int, a: Bits, amax: Bits, f: Factors, block: tuple[int, int], ar: nv.Arithmetic
 ) -> tuple[jax.Array, jax.Array]:
     """(codes, scale bytes) of tiles with block amaxes a; ``f`` gives thresholds (FOUR-OVER-SIX-SELECT)."""
-    scales = bits.once(_scales, a, f.encode)
-    both = jnp.broadcast_to(tiles, (2, *tiles.shape))
-    codes = bits.once(lambda tiles, limit: nearest(tiles, element + 1, limit), both, f.of_block(scales))
+    scales = _scales(a, f.encode)
+    codes = _codes(tiles, f.of_block(scales), element)
     if ar.four_over_six_fast_error:
         found, exact = of_byte(_products, scales, jnp.uint32(0)), _scaled(tiles, f.encode, element)
     else:
         found, exact = of_byte(_values, scales, amax, 6 * ar.e4m3_max), widened(tiles)
-    difference = bits.once(partial(_differences, element=element), found, codes, exact)
+    difference = _differences(found, codes, exact, element)
     return _select(codes, scales, difference, element, block, ar.four_over_six)
 
 
 @jax.jit
 def _scales(a: Bits, encode: Bits) -> jax.Array:
     """Scale bytes of both candidates: E4(min(fl(fl(fl(a/6)·S)·1.5), 448)), and without the 1.5."""
-    base = bits.mul(bits.div(a, bits.constant(6.0)), encode)
-    return bits.to_e4m3(bits.minimum(bits.mul(base, FACTORS), bits.constant(e4m3.MAX)))
+
+    def scale(a: Bits, encode: Bits) -> jax.Array:
+        base = bits.mul(bits.div(a, bits.constant(6.0)), encode)
+        return bits.to_e4m3(bits.minimum(bits.mul(base, FACTORS), bits.constant(e4m3.MAX)))
+
+    return bits.once(scale, a, encode)
+
+
+@partial(jax.jit, static_argnames="element")
+def _codes(tiles: jax.Array, limit: jax.Array, element: int) -> jax.Array:
+    """Codes of both candidates."""
+    both = jnp.broadcast_to(tiles, (2, *tiles.shape))
+    return bits.once(lambda tiles, limit: nearest(tiles, element + 1, limit), both, limit)
 
 
 def _products(d: Bits, _: Bits) -> Bits:
@@ -63,11 +73,16 @@ def _scaled(tiles: jax.Array, encode: Bits, element: int) -> Bits:
 @partial(jax.jit, static_argnames="element")
 def _differences(found: Bits, codes: jax.Array, exact: Bits, element: int) -> Bits:
     """fl(value − exact) of the elements of both candidates, the values (8, …) being those of their blocks."""
-    value = [jnp.expand_dims(v, element + 1) for v in found]
-    for bit in (1, 2, 4):  # by the bits of the code, without a table for each element
-        value = [jnp.where((codes & bit) != 0, odd, even) for even, odd in zip(value[::2], value[1::2], strict=True)]
-    negative = (codes >= 8).astype(jnp.uint32) << u32(31)
-    return bits.sub(value[0] ^ negative, exact)
+
+    def difference(found: Bits, codes: jax.Array, exact: Bits) -> Bits:
+        value = [jnp.expand_dims(v, element + 1) for v in found]
+        for bit in (1, 2, 4):  # by the bits of the code, without a table for each element
+            value = [
+                jnp.where((codes & bit) != 0, odd, even) for even, odd in zip(value[::2], value[1::2], strict=True)
+            ]
+        return bits.sub(value[0] ^ (codes >= 8).astype(jnp.uint32) << u32(31), exact)
+
+    return bits.once(difference, found, codes, exact)
 
 
 @partial(jax.jit, static_argnames=("element", "block", "mode"))

@@ -25,10 +25,19 @@ from nvfp4hw.jaxpath.bits import u32
 from nvfp4ref.scaling import SIXTH
 
 F32, I32 = jnp.float32, jnp.int32
-FLT_MAX = np.float32(3.4028234663852886e38)
 
 # -- operations ------------------------------------------------------------------------------------------------
 
+_GLOBAL_SCALE = """{
+.reg .f32 s; .reg .pred none, zero;
+div.rn.f32 s, $1, $2;
+setp.eq.f32 none, $2, 0f00000000;
+setp.eq.f32 zero, s, 0f00000000;
+min.f32 s, s, 0f7F7FFFFF;
+@none mov.f32 s, 0f3F800000;
+@zero mov.f32 s, 0f3F800000;
+mov.f32 $0, s;
+}"""
 _SCALE_BYTE = """{
 .reg .f32 s; .reg .b16 h;
 mul.rn.f32 s, $1, $2;
@@ -105,6 +114,10 @@ class Ptx:
     def magnitude(self, x: jax.Array) -> jax.Array:
         return jnp.abs(x)  # the maximum drops NaN
 
+    def global_scale(self, maximum: jax.Array, amax: jax.Array) -> jax.Array:
+        """min(M/A, FLT_MAX), 1 where A or that is 0."""
+        return self._asm(_GLOBAL_SCALE, "=f,f,f", F32, maximum, amax)
+
     def scale_byte(self, a: jax.Array, mult: jax.Array) -> jax.Array:
         """int32 E4M3 bytes of min(a·mult, FLT_MAX)."""
         return self._asm(_SCALE_BYTE, "=r,f,f", I32, a, mult)
@@ -138,6 +151,11 @@ class Integers:
 
     def magnitude(self, x: jax.Array) -> jax.Array:
         return jnp.where(jnp.isnan(x), F32(0), jnp.abs(x))
+
+    def global_scale(self, maximum: jax.Array, amax: jax.Array) -> jax.Array:
+        a = bits.of_float(amax)
+        s = bits.minimum(bits.div(bits.of_float(maximum), a), bits.FLT_MAX)
+        return bits.to_float(jnp.where(bits.is_zero(a) | bits.is_zero(s), bits.ONE, s))
 
     def scale_byte(self, a: jax.Array, mult: jax.Array) -> jax.Array:
         s = bits.minimum(bits.mul(bits.of_float(a), bits.of_float(mult)), bits.FLT_MAX)
@@ -175,9 +193,7 @@ def _joined(low: jax.Array, high: jax.Array) -> jax.Array:
 
 def _tensor_scale(ops: Any, amax: jax.Array, shape: tuple[int, ...], ar: nv.Arithmetic) -> tuple[jax.Array, jax.Array]:
     """(fl(S·fl(1/6)), D), each in every element of ``shape``."""
-    a = jnp.full(shape, amax)
-    s = ops.divide(jnp.full(shape, np.float32(ar.element_max * ar.e4m3_max)), a)
-    s = jnp.where((a == 0) | (s == 0), F32(1), jnp.minimum(s, FLT_MAX))
+    s = ops.global_scale(jnp.full(shape, np.float32(ar.element_max * ar.e4m3_max)), jnp.full(shape, amax))
     sixth = SIXTH if ar.headroom == 1 else np.float32(1) / np.float32(ar.element_max)
     return ops.multiply(s, jnp.full(shape, sixth)), ops.divide(jnp.ones(shape, F32), s)
 

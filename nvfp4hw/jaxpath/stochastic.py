@@ -101,7 +101,7 @@ def _tiles(random: jax.Array, shape: tuple[int, ...], element: int) -> jax.Array
     zero = row & (random[0] & u32(0))  # varies over the axes of a shard_map as the key does
     # a loop: ten rounds in a row take longer to compile than all the rest
     state, _ = lax.scan(
-        lambda state, number: (philox_round(state, random, number, multiply), None),
+        lambda state, number: (philox_round(state, random + number * np.array(WEYL, np.uint32)), None),
         (row * u32(blocks) + block + zero, zero, zero, zero),
         np.arange(ROUNDS, dtype=np.uint32),
         unroll=2,
@@ -122,16 +122,16 @@ def philox(n: Bits, key: Any, product: Any = multiply) -> Words:
     zero = jnp.zeros_like(n)
     state = (n, zero, zero, zero)
     for number in range(ROUNDS):
-        state = philox_round(state, key, u32(number), product)
+        moved = [key[i] + u32(number * WEYL[i] % 2**32) for i in (0, 1)]
+        state = philox_round(state, moved, product)
     return state
 
 
-def philox_round(state: Words, key: Any, number: Bits, product: Any) -> Words:
-    """One round, with the key moved on ``number`` times."""
+def philox_round(state: Words, key: Any, product: Any = multiply) -> Words:
+    """One round."""
     x, y, z, w = state
     (high0, low0), (high1, low1) = (product(a, u32(int(m))) for a, m in zip((x, z), MULTIPLIERS, strict=True))
-    k0, k1 = (key[i] + number * u32(WEYL[i]) for i in (0, 1))
-    return high1 ^ y ^ k0, low1, high0 ^ w ^ k1, low0
+    return high1 ^ y ^ key[0], low1, high0 ^ w ^ key[1], low0
 
 
 # -- rounding --------------------------------------------------------------------------------------------------
