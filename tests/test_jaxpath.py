@@ -165,6 +165,17 @@ def test_leading_dimensions_and_vmap() -> None:
         assert_equal(jax.tree.map(lambda a, i=i: a[i], many), nv.quantize(x[i]))
 
 
+def test_other_arrays_and_arguments() -> None:
+    """What the oracle takes is taken: float64 that is exact, arrays of other libraries, threads."""
+    torch = pytest.importorskip("torch")
+    x = np.random.default_rng(12).standard_normal((16, 32)).astype(BF16)
+    expected = nv.quantize(x)
+    assert_equal(jaxpath.quantize(torch.from_numpy(x.astype(np.float32)).bfloat16(), threads=2), expected)
+    assert_equal(jaxpath.quantize(x.astype(np.float64)), nv.quantize(x.astype(np.float32)))
+    with pytest.raises(ValueError, match="float64 input must be exact in float32"):
+        jaxpath.quantize(np.full((16, 16), 0.1))
+
+
 def test_the_result_is_a_pytree() -> None:
     q = jax.jit(lambda x: jaxpath.quantize(x, block=(16, 16), arithmetic="four-over-six"))(
         np.ones((16, 32), np.float32)
@@ -281,8 +292,8 @@ def test_dequantize(dtype: np.dtype[Any]) -> None:
 
 X = np.zeros((32, 64), np.float32)
 ERRORS: list[tuple[type[Exception], str, dict[str, Any]]] = [
-    (TypeError, "expected a JAX or NumPy array; got list", {"x": [[1.0]]}),
-    (TypeError, "expected float32, bfloat16 or float16; got dtype int32", {"x": X.astype(np.int32)}),
+    (TypeError, r"expected an array \(NumPy, torch, JAX, …\); got list", {"x": [[1.0]]}),
+    (TypeError, "expected float32, .*; got dtype int32", {"x": X.astype(np.int32)}),
     (
         ValueError,
         r"shape \(3, 20\) has 20 columns, not a multiple of 16.*pad with zeros to 32 columns",

@@ -1,6 +1,7 @@
 """The GPU kernels of nvfp4hw.jaxpath in interpret mode, where bits stand for the GPU's instructions, and their PTX.
 
-A CPU flushes subnormals in the maximum of floats, which is XLA's here and the GPU's there: blocks of them are left to the GPU.
+A CPU flushes subnormals in the maximum of floats, which is XLA's here and the GPU's there: blocks of them are not among
+these tensors, and were compared on a GPU.
 """
 
 from __future__ import annotations

@@ -53,12 +53,14 @@ def quantize(
     rht: nv.RHT | None = None,
     amax: Any = None,
     arithmetic: str | nv.Arithmetic = "te",
+    threads: int = 1,
     across: Sequence[str] = (),
 ) -> NVFP4Array:
     """Quantize to NVFP4, bit for bit as ``nvfp4ref.quantize`` does.
 
     Args:
-        x: (…, K) float32, bfloat16 or float16; leading dimensions are flattened to rows and restored.
+        x: (…, K) float32, bfloat16 or float16, a JAX array or what ``nvfp4ref.quantize`` takes; leading dimensions are
+            flattened to rows and restored.
         block: (1, 16), or (16, 16) for one scale a tile.
         axis: −1 rowwise; 0 quantizes the transpose of a matrix.
         rounding: "nearest-even" or "stochastic".
@@ -67,6 +69,7 @@ def quantize(
         rht: the random Hadamard transform along the blocked axis, before amax; bfloat16 input, 16 elements.
         amax: float32, used in place of max(abs(x)); one a row of the result when the arithmetic is row-scaled.
         arithmetic: a preset's name or an Arithmetic whose fields this path has (see ``tensor.supported``).
+        threads: of the oracle; here XLA has its own, and it changes nothing.
         across: inside shard_map, the mesh axes over whose devices the tensor is split: amax is the whole tensor's.
     Returns:
         NVFP4Array of JAX arrays.

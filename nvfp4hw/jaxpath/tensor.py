@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import nvfp4ref as nv
+from nvfp4ref import arrays
 
 DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
 #: the fields of Arithmetic that may differ from the preset "te"
@@ -75,8 +76,8 @@ def supported(arithmetic: str | nv.Arithmetic) -> nv.Arithmetic:
 
 def as_array(x: Any, axis: int, block: tuple[int, int]) -> jax.Array:
     """x as a JAX array fit for blocks along that axis; TypeError or ValueError that says what to do."""
-    if not hasattr(x, "dtype"):
-        raise TypeError(f"expected a JAX or NumPy array; got {type(x).__name__}")
+    if not isinstance(x, jax.Array):
+        x = arrays.narrow(arrays.as_array(x))
     if x.dtype not in DTYPES:
         raise TypeError(f"expected float32, bfloat16 or float16; got dtype {x.dtype}: round it yourself first")
     if axis not in (-1, 0):
