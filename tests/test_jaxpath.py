@@ -288,6 +288,27 @@ def test_dequantize(dtype: np.dtype[Any]) -> None:
     np.testing.assert_array_equal(np.asarray(jaxpath.dequantize(q)), nv.dequantize(rows))
 
 
+@pytest.mark.parametrize("axis", [-1, 0])
+def test_fake_quantize(axis: int) -> None:
+    """The dequantized values, −0 and NaN among them, and a gradient that passes straight through."""
+    x = np.random.default_rng(10).standard_normal(SHAPE).astype(BF16)
+    x[0, :2], x[1, 2] = -0.0, np.nan
+    expected = nv.dequantize(nv.quantize(x, axis=axis), BF16)
+    found, gradient = jax.vjp(lambda x: jaxpath.fake_quantize(x, axis=axis), jnp.asarray(x))
+    np.testing.assert_array_equal(np.asarray(found).view(np.uint16), (expected.T if axis == 0 else expected).view("u2"))
+    np.testing.assert_array_equal(np.asarray(gradient(jnp.asarray(x))[0]).view("u2"), x.view("u2"))
+
+
+def test_gradients_are_not_lost_unseen() -> None:
+    x = jnp.ones(SHAPE)
+    with pytest.raises(TypeError, match="quantize has no gradient: differentiate linear or fake_quantize"):
+        jax.grad(lambda x: jaxpath.dequantize(jaxpath.quantize(x)).sum())(x)
+    stopped = jax.grad(lambda x: (x * jaxpath.dequantize(jaxpath.quantize(jax.lax.stop_gradient(x)))).sum())(x)
+    np.testing.assert_array_equal(stopped, jaxpath.dequantize(jaxpath.quantize(x)))
+    with pytest.raises(ValueError, match="fake_quantize has no rht"):
+        jaxpath.fake_quantize(x.astype(jnp.bfloat16), rht=nv.RHT())
+
+
 # -- errors, all of them while tracing -------------------------------------------------------------------------
 
 X = np.zeros((32, 64), np.float32)

@@ -87,10 +87,11 @@ def test_given_amax() -> None:
         assert_equal(quantize(x, amax), nv.quantize(x, amax=amax))
 
 
-def test_columns() -> None:
+def test_transformed() -> None:
     x = np.random.default_rng(1).standard_normal((64, 128)).astype(BF16)
     rht = nv.RHT(sign_mask=5)
-    assert_equal(as_on_a_gpu(x, axis=0, rht=rht), nv.quantize(x, axis=0, rht=rht))
+    for axis in (0, -1):
+        assert_equal(as_on_a_gpu(x, axis=axis, rht=rht), nv.quantize(x, axis=axis, rht=rht))
 
 
 @pytest.mark.parametrize("rht", [None, nv.RHT()])

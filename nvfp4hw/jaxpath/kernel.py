@@ -336,10 +336,13 @@ def transform(x: jax.Array, sign_mask: int, interpret: bool = False) -> tuple[ja
 
 @functools.cache
 def _device() -> bool:
-    """Whether the GPUs here have the instructions: those of compute capability 9.0 and more."""
+    """Whether this JAX lowers Triton kernels with PTX, and the GPUs have compute capability 9.0 or more."""
     try:
-        return all(float(gpu.compute_capability) >= 9 for gpu in jax.local_devices(backend="cuda"))
-    except (RuntimeError, AttributeError, ValueError):
+        from jax.experimental.pallas import triton  # deprecated, and so it may go
+
+        there = hasattr(triton, "elementwise_inline_asm") and hasattr(triton, "CompilerParams")
+        return there and all(float(gpu.compute_capability) >= 9 for gpu in jax.local_devices(backend="cuda"))
+    except (ImportError, RuntimeError, AttributeError, ValueError):
         return False
 
 
@@ -349,6 +352,6 @@ def fits(x: jax.Array, how: Any, random: jax.Array | None) -> bool:
         return False
     if random is not None and how.ar.stochastic != "sm100":
         return False
-    rows_, columns = x.size // x.shape[-1], x.shape[-1]
+    length = x.shape[how.axis]
     # tensor core tiles
-    return how.rht is None or _power_of_two(rows_ // 16, 4) * _power_of_two(columns, 128) >= 64
+    return how.rht is None or _power_of_two(length // 16, 4) * _power_of_two(x.size // length, 128) >= 64

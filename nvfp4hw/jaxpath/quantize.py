@@ -135,7 +135,7 @@ def _checked(
 ) -> tuple[jax.Array, How]:
     """x as a JAX array, and how it is quantized; TypeError or ValueError for what does not go together."""
     ar, block = supported(arithmetic), as_block(block)
-    x = as_array(x, axis, block)
+    x = _without_gradient(as_array(x, axis, block))
     if rounding not in ("nearest-even", "stochastic"):
         raise ValueError(f"rounding is 'nearest-even' or 'stochastic'; got {rounding!r}")
     if rounding == "nearest-even" and rbits is not None:
@@ -214,7 +214,7 @@ def _several_on_xla(
 def _on_gpu(x: jax.Array, random: jax.Array | None, given: jax.Array | None, *, how: How) -> NVFP4Array:
     matrix = x.reshape(-1, x.shape[-1])
     if how.rht is not None:
-        matrix, _, found = kernel.transform(matrix, how.rht.sign_mask)
+        matrix, _, found = kernel.transform(matrix if how.axis == 0 else matrix.T, how.rht.sign_mask)
     else:
         matrix = matrix.T if how.axis == 0 else matrix
         found = kernel.amax(matrix)
@@ -268,6 +268,42 @@ def dequantize(q: NVFP4Array, dtype: Any = jnp.float32) -> jax.Array:
     amax = bits.of_float(q.amax)
     factor = of_byte(_factor, scales, amax.reshape(-1, 1) if amax.ndim else amax, q.arithmetic)
     return _values(q.codes.reshape(*factor.shape, 16), factor, dtype).reshape(q.shape)
+
+
+def fake_quantize(x: Any, *, axis: int = -1, **how: Any) -> jax.Array:
+    """The values of x after quantization, of its shape and dtype; the gradient passes straight through.
+
+    Args:
+        x, axis, how: as for ``quantize``, without ``rht``, which only a matmul undoes.
+    """
+    if how.get("rht") is not None:
+        raise ValueError("fake_quantize has no rht: the values would be those of the transform, which a matmul undoes")
+    x = as_array(x, axis, as_block(how.get("block", (1, 16))))
+    values = dequantize(quantize(lax.stop_gradient(x), axis=axis, **how), x.dtype)
+    return _straight_through(x, values.T if axis == 0 else values)
+
+
+@jax.custom_jvp
+def _straight_through(x: jax.Array, values: jax.Array) -> jax.Array:
+    return values
+
+
+@_straight_through.defjvp
+def _(primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+    return primals[1], tangents[0]
+
+
+@jax.custom_jvp
+def _without_gradient(x: jax.Array) -> jax.Array:
+    """x, which no gradient is to pass unseen: that of integers would be zero."""
+    return x
+
+
+@_without_gradient.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    raise TypeError(
+        "quantize has no gradient: differentiate linear or fake_quantize, or quantize jax.lax.stop_gradient(x)"
+    )
 
 
 def _factor(d: Bits, amax: Bits, ar: nv.Arithmetic) -> Bits:
