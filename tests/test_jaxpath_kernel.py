@@ -116,6 +116,9 @@ def test_what_is_left_to_xla(monkeypatch: pytest.MonkeyPatch) -> None:
     fallback = nv.arithmetic("te", stochastic="te-fallback")
     assert not kernel.fits(x, core.How(-1, (1, 16), None, fallback), jnp.zeros((64, 32), jnp.uint32))
     assert not kernel.fits(jnp.zeros((16, 48), jnp.bfloat16), core.How(0, (1, 16), nv.RHT(), te), None)
+    for shape in ((1, 16), (3, 48), (9, 8 * 16)):
+        assert not kernel.fits(jnp.zeros(shape, jnp.bfloat16), core.How(-1, (1, 16), None, te), None)
+    assert kernel.fits(jnp.zeros((16, 48), jnp.bfloat16), core.How(-1, (16, 16), None, te), None)
 
 
 def test_the_instructions_round_as_they_must() -> None:

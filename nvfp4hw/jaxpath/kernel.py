@@ -256,6 +256,13 @@ def _power_of_two(n: int, limit: int) -> int:
     return math.gcd(n, limit)
 
 
+def _blocks(height: int, length: int, tall: int) -> tuple[tuple[int, int], int]:
+    """How the blocks of a result lie for ``rows``, and how many stand side by side in a tile of ``tall`` rows."""
+    across = length // 16
+    shape = (height, across) if tall == 16 else (1, height * across)  # blocks of 1x16 know no rows
+    return shape, _power_of_two(shape[1], 512 // tall)
+
+
 def _shaped(x: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
     """An output that varies over the mesh axes of a shard_map as x does."""
     return jax.eval_shape(lambda x: x, x).update(shape=shape, dtype=dtype, sharding=None)
@@ -278,11 +285,8 @@ def rows(
     interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
     """(packed, scales) of a matrix x, rowwise, under a float32 amax; ``random``: a Philox key, words, or None."""
-    height, length = x.shape
-    across = length // 16
-    tall = block[0]
-    shape = (height, across) if tall == 16 else (1, height * across)  # blocks of 1x16 know no rows
-    count = _power_of_two(shape[1], 512 // tall)
+    (height, length), tall = x.shape, block[0]
+    shape, count = _blocks(height, length, tall)
     inputs, specs = [amax.reshape(1)], [pl.BlockSpec((1,), lambda i, j: (0,))]
     if random is not None and random.ndim == 1:
         inputs, specs = [*inputs, random], [*specs, pl.BlockSpec((2,), lambda i, j: (0,))]
@@ -352,6 +356,9 @@ def fits(x: jax.Array, how: Any, random: jax.Array | None) -> bool:
         return False
     if random is not None and how.ar.stochastic != "sm100":
         return False
-    length = x.shape[how.axis]
+    length, tall = x.shape[how.axis], how.block[0]
+    height = x.size // length
+    if tall * _blocks(height, length, tall)[1] < 16:
+        return False  # an odd number of blocks would be as many programs, and Triton fails on some of a single block
     # tensor core tiles
-    return how.rht is None or _power_of_two(length // 16, 4) * _power_of_two(x.size // length, 128) >= 64
+    return how.rht is None or _power_of_two(length // 16, 4) * _power_of_two(height, 128) >= 64
