@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +27,11 @@ _HOW = ("block", "axis", "rounding", "rbits", "rht", "amax", "arithmetic", "thre
 _OUTPUTS = ("packed", "scales", "amax", "global_scale")
 
 
-def assert_equal(found: Any, x: Any, how: Mapping[str, Any]) -> None:
+#: Says of the first stage that departs whether a failure there is to be diagnosed, or why not.
+InFull = Callable[[str], str | None]
+
+
+def assert_equal(found: Any, x: Any, how: Mapping[str, Any], in_full: InFull | None = None) -> None:
     """Raise AssertionError with the diagnosis when ``found`` is not what the oracle makes of ``x``.
 
     So it does for arrays that are no output of that x.  TypeError or ValueError for what cannot be judged at all.
@@ -37,11 +41,24 @@ def assert_equal(found: Any, x: Any, how: Mapping[str, Any]) -> None:
         dump = as_dump(found, x, how)
     except DumpError as reason:
         raise AssertionError(f"this is no NVFP4 output of that x: {reason}") from None
-    report = judge(dump, how.get("amax"))
+    report, text = judged(dump, how.get("amax"), in_full)
     if report.verdict == NOT_JUDGED:
         raise ValueError(f"this cannot be judged: {report.error}")
     if report.verdict == DIFFERS:
-        raise AssertionError(message(report, dump, how.get("amax") is not None))
+        raise AssertionError(text)
+
+
+def judged(dump: Dump, given_amax: Any = None, in_full: InFull | None = None) -> tuple[Report, str]:
+    """The verdict, and the message of a difference: the diagnosis, or the counts and why they are not diagnosed."""
+    if in_full is not None:
+        report = judge(dump, given_amax, diagnose=False)
+        if report.verdict != DIFFERS:
+            return report, ""
+        why_not = in_full(report.stage or "unknown")
+        if why_not is not None:
+            return report, f"{report}\n\n{why_not}"
+    report = judge(dump, given_amax)
+    return report, message(report, dump, given_amax is not None) if report.verdict == DIFFERS else ""
 
 
 # ---- as a dump ---------------------------------------------------------------------------------------------
@@ -106,9 +123,9 @@ def _plain(packed: Any, scales: Any, amax: Any = None) -> Dump:
 _WRONG_AMAX = "global-scale.wrong-amax"
 
 
-def judge(dump: Dump, given_amax: Any = None) -> Report:
+def judge(dump: Dump, given_amax: Any = None, *, diagnose: bool = True) -> Report:
     """``check``; an amax that was given is compared with what was given, not with max(abs(x))."""
-    report = check(dump)
+    report = check(dump, diagnose=diagnose)
     if given_amax is None:
         return report
     outputs = dict(report.outputs)
@@ -126,7 +143,8 @@ def judge(dump: Dump, given_amax: Any = None) -> Report:
         for one in report.deviations
         if one.id != _WRONG_AMAX
     )
-    stage = min((one.stage for one in named), key=STAGES.index, default=None)
+    by_shape = None if diagnose or report.stage == "amax" else report.stage
+    stage = min((one.stage for one in named), key=STAGES.index, default=by_shape)
     return replace(report, outputs=outputs, stage=stage, sentences=tuple(map(str, named)), deviations=named)
 
 

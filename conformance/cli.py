@@ -23,9 +23,9 @@ from conformance import study_command
 from conformance.capture import command as capture
 from conformance.compare import CONFORMS, NOT_JUDGED, Report, check
 from conformance.explain import diff, explain
-from conformance.terminal import complain, progress, refuse_unwritable
+from conformance.terminal import add_command, complain, progress, refuse_unwritable
 from conformance.vectors import command as vectors_command
-from nvfp4ref.container import save_tensor
+from nvfp4ref.container import agreed, counted, save_tensor
 from nvfp4ref.dump import Dump, from_tensor, iter_dumps, load_tensor, save_dump
 from nvfp4ref.streams import NAMES, dispatch
 
@@ -49,11 +49,9 @@ def _quantize(options: argparse.Namespace) -> int:
     if options.row_scaled:
         arithmetic = nv.arithmetic(arithmetic, row_scaled=True)
     columnwise = options.columnwise or options.both
-    x = load_tensor(options.input, options.dtype)
+    x = load_tensor(options.input, options.dtype, options.name)
     if columnwise and x.ndim != 2:
-        raise _Refused(
-            f"the columnwise output is of a matrix transposed; {options.input} has shape {x.shape}"
-        )
+        raise _Refused(f"the columnwise output is of a matrix transposed; {options.input} has shape {x.shape}")
     how: dict[str, Any] = {"block": options.block, "arithmetic": arithmetic, "threads": options.threads}
     if options.amax is not None:
         how["amax"] = np.float32(options.amax)
@@ -78,7 +76,8 @@ def _refuse_contradictions(options: argparse.Namespace) -> None:
     if options.stochastic and options.seed is None:
         raise _Refused("--stochastic needs --seed: there is no hidden randomness")
     if given and not options.stochastic:
-        raise _Refused(f"{' and '.join(given)} belong to --stochastic: add it, or leave them out")
+        belong, them = agreed(len(given), "belongs", "belong"), agreed(len(given), given[0], "them")
+        raise _Refused(f"{' and '.join(given)} {belong} to --stochastic: add it, or leave {them} out")
 
 
 def _generators(options: argparse.Namespace, x: Any) -> dict[str, nv.Philox]:
@@ -104,9 +103,7 @@ def _generators(options: argparse.Namespace, x: Any) -> dict[str, nv.Philox]:
 def _dequantize(options: argparse.Namespace) -> int:
     dumps = dict(iter_dumps(options.dump))
     if len(dumps) != 1:
-        raise _Refused(
-            f"{options.dump} holds {len(dumps)} tensors, and dequantize takes one: {', '.join(dumps)}"
-        )
+        raise _Refused(f"{options.dump} holds {len(dumps)} tensors, and dequantize takes one: {', '.join(dumps)}")
     (dump,) = dumps.values()
     if dump.packed is None and dump.packed_t is None:
         raise _Refused(f"{options.dump} holds a GEMM, not a quantized tensor")
@@ -170,7 +167,9 @@ def _undecided(dump: Dump, options: argparse.Namespace) -> str:
     hidden = undecided(dump, options.arithmetic)
     if not hidden:
         return "every known deviation would have shown on this input"
-    return f"{len(hidden)} known deviations would have given the same bytes on this input: {', '.join(hidden)}"
+    return (
+        f"{counted(len(hidden), 'known deviation')} would have given the same bytes on this input: {', '.join(hidden)}"
+    )
 
 
 def _suggest(dump: Dump, found: Report, options: argparse.Namespace) -> None:
@@ -198,9 +197,7 @@ def _lint(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    print(
-        explain(_one_dump(options.dump), options.row, options.column, options.columnwise, options.arithmetic)
-    )
+    print(explain(_one_dump(options.dump), options.row, options.column, options.columnwise, options.arithmetic))
     return 0
 
 
@@ -309,7 +306,12 @@ def _amax(text: str) -> float:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="nvfp4", description="What a correct NVFP4 quantizer must produce, bit for bit.")
+    parser = _Parser(
+        prog="nvfp4",
+        description="What a correct NVFP4 quantizer must produce, bit for bit.",
+        epilog="A dump is one file with a quantizer's input and output: docs/dumps.md says what is in it. "
+        "nvfp4 COMMAND --help says more of a command; 2 is the exit code of what cannot be done.",
+    )
     parser.add_argument("--version", action="version", version=f"nvfp4ref {nv.__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
     _add_quantize(commands)
@@ -320,100 +322,102 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+_ARITHMETIC = "a preset; default: what the dump says, else te"
+
+
 def _add_quantize(commands: Any) -> None:
-    quantize = commands.add_parser("quantize", help="quantize a tensor to a dump")
-    quantize.add_argument("input", metavar="IN", help=".npy, .npz or .safetensors with one array")
-    quantize.add_argument("-o", "--output", metavar="OUT", required=True, help=".npz or .safetensors")
-    quantize.add_argument("--block", type=_block, default=(1, 16), metavar="1x16|16x16", help="default 1x16")
-    direction = quantize.add_mutually_exclusive_group()
-    direction.add_argument("--columnwise", action="store_true", help="the transpose only")
-    direction.add_argument("--both", action="store_true", help="both directions")
+    quantize = add_command(commands, "quantize", "quantize a tensor to a dump")
+    quantize.add_argument("input", metavar="IN", help="the input: .npy, .npz or .safetensors")
+    quantize.add_argument("--name", metavar="NAME", help="which array of a file that holds several")
+    quantize.add_argument("-o", "--output", metavar="OUT", required=True, help="the dump: .npz or .safetensors")
     quantize.add_argument(
-        "--rht", action="store_true", help="random Hadamard transform of the columnwise output"
+        "--block", type=_block, default=(1, 16), metavar="1x16|16x16", help="shape of a block; default 1x16"
     )
+    direction = quantize.add_mutually_exclusive_group()
+    direction.add_argument("--columnwise", action="store_true", help="quantize the transpose only")
+    direction.add_argument("--both", action="store_true", help="quantize x and its transpose")
+    quantize.add_argument("--rht", action="store_true", help="random Hadamard transform of the columnwise output")
     quantize.add_argument("--stochastic", action="store_true", help="stochastic rounding; needs --seed")
     quantize.add_argument("--seed", type=_uint64, metavar="S", help="seed of the generator, 64 bits")
+    quantize.add_argument("--offset", type=_uint64, metavar="O", help="its offset, in calls of 128 bits; default 0")
     quantize.add_argument(
-        "--offset", type=_uint64, metavar="O", help="its offset in 128-bit calls; default 0"
+        "--kernel", choices=NAMES, metavar="K", help=f"whose random words: {', '.join(NAMES)}; default auto"
     )
-    quantize.add_argument(
-        "--kernel", choices=NAMES, metavar="K", help=f"one of {', '.join(NAMES)}; default auto"
-    )
-    quantize.add_argument("--amax", type=_amax, metavar="A", help="in place of max(abs(x))")
+    quantize.add_argument("--amax", type=_amax, metavar="A", help="the tensor's amax, in place of max(abs(x))")
     quantize.add_argument("--row-scaled", action="store_true", help="one global scale a row")
     quantize.add_argument(
-        "--dtype", choices=list(_DTYPES), help="of the input; uint16 with bfloat16 is bit patterns"
+        "--dtype", choices=list(_DTYPES), help="type to read the input as; uint16 with bfloat16 is bit patterns"
     )
     quantize.add_argument("--arithmetic", metavar="NAME", help=f"one of {', '.join(nv.PRESETS)}; default te")
-    quantize.add_argument("--threads", type=_positive, default=1, metavar="N")
+    quantize.add_argument("--threads", type=_positive, default=1, metavar="N", help="threads; default 1")
     quantize.set_defaults(run=_quantize)
 
-    dequantize = commands.add_parser("dequantize", help="the values of a dump")
-    dequantize.add_argument("dump", metavar="DUMP")
-    dequantize.add_argument("-o", "--output", metavar="OUT", required=True, help=".npy, .npz or .safetensors")
+    dequantize = add_command(commands, "dequantize", "write the values of a dump")
+    dequantize.add_argument("dump", metavar="DUMP", help=".npz or .safetensors with one quantized tensor")
+    dequantize.add_argument("-o", "--output", metavar="OUT", required=True, help="values: .npy, .npz or .safetensors")
     dequantize.add_argument("--dtype", choices=list(_DTYPES), help="of the values; default float32")
-    dequantize.add_argument("--arithmetic", metavar="NAME")
+    dequantize.add_argument("--arithmetic", metavar="NAME", help=_ARITHMETIC)
     dequantize.set_defaults(run=_dequantize)
 
 
 def _add_checks(commands: Any) -> None:
-    one = commands.add_parser(
-        "check", help="is a dump what the arithmetic says; exit 0 yes, 1 no, 2 not judged"
-    )
-    one.add_argument("dumps", metavar="DUMP", nargs="+")
-    one.add_argument("--arithmetic", metavar="NAME", help="default: what the dump says, else te")
+    one = add_command(commands, "check", "is a dump what the arithmetic says; exit 0 yes, 1 no, 2 not judged")
+    one.add_argument("dumps", metavar="DUMP", nargs="+", help=".npz or .safetensors")
+    one.add_argument("--arithmetic", metavar="NAME", help=_ARITHMETIC)
     one.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    one.add_argument("--html", metavar="FILE", help="a page with what differs, where and why")
+    one.add_argument("--html", metavar="FILE", help="write a page with what differs, where and why")
     one.add_argument(
         "--suggest-input",
         metavar="FILE",
-        help="where several explanations fit, or none is needed, write an input that tells them apart",
+        help="write an input on which the explanations that fit differ, or known deviations show where none is needed",
     )
     one.add_argument(
         "--undecided", action="store_true", help="of a dump that conforms, say which deviations its input would hide"
     )
     one.set_defaults(run=_check)
 
-    lint = commands.add_parser(
-        "lint", help="faults of a checkpoint that show without its input; exit 0 none, 1 some, 2 not judged"
+    lint = add_command(
+        commands, "lint", "faults of a checkpoint that show without its input; exit 0 none, 1 some, 2 not judged"
     )
     lint.add_argument("checkpoint", metavar="CHECKPOINT", nargs="+", help=".safetensors, a folder of them, or an index")
     lint.add_argument("--original", metavar="PATH", help="the weights before quantization, under the same names")
     lint.add_argument("--json", action="store_true", help="one JSON object on stdout")
     lint.set_defaults(run=_lint)
 
-    element = commands.add_parser("explain", help="every intermediate of one element")
-    element.add_argument("dump", metavar="DUMP")
-    element.add_argument("row", metavar="ROW", type=_index)
-    element.add_argument("column", metavar="COL", type=_index)
+    element = add_command(commands, "explain", "every intermediate of one element, expected beside found")
+    element.add_argument("dump", metavar="DUMP", help=".npz or .safetensors with one quantized tensor")
+    element.add_argument("row", metavar="ROW", type=_index, help="of the element, from 0")
+    element.add_argument("column", metavar="COL", type=_index, help="of the element, from 0")
     element.add_argument(
-        "--columnwise", action="store_true", help="of the columnwise output, rows those of the transpose"
+        "--columnwise",
+        action="store_true",
+        help="of the columnwise output; ROW and COL are then those of the transpose",
     )
-    element.add_argument("--arithmetic", metavar="NAME")
+    element.add_argument("--arithmetic", metavar="NAME", help=_ARITHMETIC)
     element.set_defaults(run=_explain)
 
-    two = commands.add_parser(
-        "diff", help="what separates two dumps of one tensor; exit 0 nothing, 1 something"
-    )
-    two.add_argument("a", metavar="A")
-    two.add_argument("b", metavar="B")
+    two = add_command(commands, "diff", "what separates two dumps of one tensor; exit 0 nothing, 1 something")
+    two.add_argument("a", metavar="A", help="a dump")
+    two.add_argument("b", metavar="B", help="another dump of the same tensor")
     two.add_argument("--arithmetic", metavar="NAME", help="judge both by this one")
     two.add_argument("--json", action="store_true", help="one JSON object on stdout")
     two.set_defaults(run=_diff)
 
 
 def _add_conformance(commands: Any) -> None:
-    conformance = commands.add_parser("conformance", help="run real quantizers against the oracle")
+    conformance = add_command(commands, "conformance", "run real quantizers against the oracle")
     actions = conformance.add_subparsers(metavar="ACTION", required=True, parser_class=_Parser)
-    suite = actions.add_parser("run", help="exit 0 when every backend that ran conforms to its preset")
-    suite.add_argument("--suite", choices=["quick", "full", "exhaustive"], default="quick")
+    suite = add_command(
+        actions, "run", "run the suite; exit 0 when every backend that ran conforms to its preset, 1 when not"
+    )
+    suite.add_argument("--suite", choices=["quick", "full", "exhaustive"], default="quick", help="default quick")
     suite.add_argument("--backend", action="append", metavar="NAME", help="only this one; may be given again")
-    suite.add_argument("--json", metavar="FILE")
-    suite.add_argument("--junit", metavar="FILE")
-    suite.add_argument("--html", metavar="FILE")
+    suite.add_argument("--json", metavar="FILE", help="write the report for programs")
+    suite.add_argument("--junit", metavar="FILE", help="write the report for continuous integration")
+    suite.add_argument("--html", metavar="FILE", help="write the report as a page")
     suite.set_defaults(run=_run)
-    listing = actions.add_parser("backends", help="which quantizers can run here, and why others cannot")
-    listing.add_argument("--json", action="store_true")
+    listing = add_command(actions, "backends", "which quantizers can run here, and why others cannot")
+    listing.add_argument("--json", action="store_true", help="one JSON object on stdout")
     listing.set_defaults(run=_backends)
     capture.add_capture(actions)
     capture.add_replay(actions)

@@ -67,7 +67,7 @@ class Report:
         return "\n".join(lines)
 
 
-def check(dump: Dump, arithmetic: str | nv.Arithmetic | None = None) -> Report:
+def check(dump: Dump, arithmetic: str | nv.Arithmetic | None = None, *, diagnose: bool = True) -> Report:
     """Recompute a dump from its input and compare every output.
 
     The recorded amax is compared with max(abs(x)) as an output of its own; scales and codes are then judged
@@ -76,13 +76,13 @@ def check(dump: Dump, arithmetic: str | nv.Arithmetic | None = None) -> Report:
     Args:
         dump: from nvfp4ref.load_dump, or built in memory.
         arithmetic: a preset's name or an Arithmetic; default: what the dump's meta says, else "te".
+        diagnose: whether to look for the known deviations that explain a difference, which takes seconds; without
+            them the report has the counts and the first stage by the shape of the difference.
     Raises:
         ValueError: an unknown arithmetic.
     """
     if isinstance(dump, dict):
-        raise TypeError(
-            f"check takes one dump, and this is {len(dump)}: pass them one by one, {', '.join(dump)}"
-        )
+        raise TypeError(f"check takes one dump, and this is {len(dump)}: pass them one by one, {', '.join(dump)}")
     resolved = dump.resolve_arithmetic(arithmetic)
     if dump.d is not None:
         return _of_gemm(check_gemm(dump, arithmetic), resolved)
@@ -93,14 +93,14 @@ def check(dump: Dump, arithmetic: str | nv.Arithmetic | None = None) -> Report:
     judged = [_judge(side) for side in sides]
     report = _combined(judged, resolved)
     computed = [side for side, one in zip(sides, judged, strict=True) if one.outputs]
-    return _named(report, computed) if computed and report.verdict != CONFORMS else report
+    return _named(report, computed, diagnose) if computed and report.verdict != CONFORMS else report
 
 
-def _named(report: Report, sides: list[Side]) -> Report:
+def _named(report: Report, sides: list[Side], diagnose: bool) -> Report:
     """A report with the first stage that departs and the known deviations that explain it."""
-    from conformance.diagnose import of_sides  # what nobody needs while everything conforms
+    from conformance.diagnose import at_a_glance, of_sides  # what nobody needs while everything conforms
 
-    found = of_sides(sides)
+    found = of_sides(sides) if diagnose else at_a_glance(sides)
     if found.stage is None:
         return _misshapen(report, sides)
     return replace(
@@ -190,9 +190,7 @@ def _combined(judged: list[_Judged], arithmetic: nv.Arithmetic) -> Report:
     errors = [one.error for one in judged if one.error is not None]
     differs = any(count.different for count in outputs.values())
     verdict = DIFFERS if differs else NOT_JUDGED if errors else CONFORMS
-    return Report(
-        verdict, outputs, "unknown" if differs else None, (), "; ".join(errors) or None, arithmetic.name
-    )
+    return Report(verdict, outputs, "unknown" if differs else None, (), "; ".join(errors) or None, arithmetic.name)
 
 
 # ---- without it --------------------------------------------------------------------------------------------

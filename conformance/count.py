@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from nvfp4ref.container import agreed
+
 Array = np.ndarray[Any, Any]
 
 
@@ -44,7 +46,8 @@ class Count:
             return f"{self.compared:,} compared, all equal"
         place = f"at {self.first}: " if self.first else ""
         values = f"found {self.found}, expected {self.expected}"
-        return f"{self.different:,} of {self.compared:,} differ, first {place}{values}"
+        differ = agreed(self.different, "differs", "differ")
+        return f"{self.different:,} of {self.compared:,} {differ}, first {place}{values}"
 
 
 def bits(array: Any) -> Array:
@@ -59,9 +62,7 @@ def count(found: Any, expected: Any) -> Count:
     """Bitwise comparison of two arrays; when their shapes or sizes of item differ, so do all items."""
     found, expected = bits(found), bits(expected)
     if found.shape != expected.shape or found.dtype.itemsize != expected.dtype.itemsize:
-        return Count(
-            expected.size, expected.size, [0] * expected.ndim, _described(found), _described(expected)
-        )
+        return Count(expected.size, expected.size, [0] * expected.ndim, _described(found), _described(expected))
     unequal = found != expected
     different = int(np.count_nonzero(unequal))
     if not different:
@@ -84,9 +85,7 @@ def count_codes(found: Array, expected: Array) -> Count:
     place = np.unravel_index(int((unequal != 0).argmax()), unequal.shape)
     shift = 0 if low[place] else 4
     first = [int(i) for i in place[:-1]] + [2 * int(place[-1]) + shift // 4]
-    return Count(
-        2 * expected.size, different, first, *(_hex(a[place] >> shift & 15) for a in (found, expected))
-    )
+    return Count(2 * expected.size, different, first, *(_hex(a[place] >> shift & 15) for a in (found, expected)))
 
 
 def count_amax(found: Array, expected: Array) -> Count:

@@ -16,6 +16,7 @@ from conformance.observed import Evidence
 from conformance.relation import Relation, relate
 from conformance.search import Differences, Findings, Solution, differences, search
 from conformance.side import Side
+from nvfp4ref.container import agreed
 from nvfp4ref.dump import Dump
 
 _FEW = 20
@@ -161,6 +162,17 @@ def of_sides(sides: Sequence[Side]) -> Diagnosis:
         relations,
         {suffix: tuple(solutions) for suffix, solutions in chosen.items()},
     )
+
+
+def at_a_glance(sides: Sequence[Side]) -> Diagnosis:
+    """The first stage that departs by the shape of the difference alone: no explanation is looked for."""
+    evidence = {side.suffix: Evidence(side) for side in sides}
+    found = {suffix: Findings(one, differences(one, one.base)) for suffix, one in evidence.items()}
+    departing = {suffix: one for suffix, one in found.items() if one.departs}
+    if not departing:
+        return Diagnosis()
+    relations = {suffix: _relation(one, []) for suffix, one in departing.items()}
+    return Diagnosis(stage=_first_stage(departing, dict.fromkeys(departing, []), relations), relations=relations)
 
 
 def _agreed(departing: dict[str, Findings]) -> dict[str, list[Solution]]:
@@ -381,5 +393,6 @@ def _kinds(findings: Findings) -> list[str]:
     if relation.ties == total:
         return ["all codes that differ are those of ties"]
     if relation.signs_of_zero:
-        return [f"{relation.signs_of_zero:,} of {total:,} codes looked at differ in the sign of zero only"]
+        differ = agreed(relation.signs_of_zero, "differs", "differ")
+        return [f"{relation.signs_of_zero:,} of {total:,} codes looked at {differ} in the sign of zero only"]
     return []

@@ -18,6 +18,7 @@ import numpy as np
 
 import nvfp4ref as nv
 from conformance.count import Count, bits, count_amax
+from nvfp4ref.container import agreed, counted
 from nvfp4ref.dump import Dump
 
 Array = np.ndarray[Any, Any]
@@ -297,7 +298,7 @@ def _search(call: _Call, found: Array, unequal: Array, seconds: float) -> tuple[
         tried.append(_judged(small, way, found[place], unequal[place]))
         if tried[-1].exact and tried[-1].explained:
             candidates.append(tried[-1])
-    stopped = f"the search stopped after {seconds:g} s, {len(tried)} candidates tried" if late() else None
+    stopped = f"the search stopped after {seconds:g} s, {counted(len(tried), 'candidate')} tried" if late() else None
     if not candidates:
         best = max(tried, key=lambda one: one.explained - one.remaining, default=None)
         candidates = [best] if best is not None and best.explained > best.remaining else []
@@ -323,10 +324,11 @@ def _sentences(call: _Call, deviations: tuple[Explanation, ...], l2: float, rati
     for name, q in (("a", call.a), ("b", call.b)):
         nan = int(((q.scales & 0x7F) == 0x7F).any(axis=-1).sum())
         if nan:
-            said.append(f"{nan} rows of {name} have NaN scale bytes, so their outputs must be NaN")
+            rows = f"{counted(nan, 'row')} of {name} {agreed(nan, 'has', 'have')}"
+            said.append(f"{rows} NaN scale bytes, so the outputs there must be NaN")
     for one in deviations:
         whole = "" if one.compared == call.a.shape[0] * call.b.shape[0] else f" of the {one.compared:,} looked at"
-        rest = "everything" if one.exact else f"all but {one.remaining:,} outputs"
+        rest = "everything" if one.exact else f"all but {counted(one.remaining, 'output')}"
         said.append(f"explained by {one.way}: {rest}{whole}")
     if sum(one.exact for one in deviations) > 1:
         said.append("the data cannot tell these apart")

@@ -116,6 +116,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--nvfp4-backend", action="append", metavar="NAME", help="run the suite against a known backend")
     group.addoption("--nvfp4-suite", choices=["quick", "full"], help="which suite; default quick")
     group.addoption("--nvfp4-arithmetic", metavar="NAME", help="preset of quantizers that declare none; default te")
+    group.addoption(
+        "--nvfp4-diagnose", metavar="N|all", help="failures of a stage that are diagnosed, seconds each; default 3"
+    )
     group.addoption("--nvfp4-xfails", metavar="FILE", help="cases expected to fail, an id a line")
 
 
@@ -126,7 +129,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
         config.pluginmanager.register(Suite(config), "nvfp4-suite")
         return
-    for option in ("suite", "xfails"):
+    for option in ("suite", "diagnose", "xfails"):
         if config.getoption(f"nvfp4_{option}") is not None:
             raise pytest.UsageError(f"--nvfp4-{option} needs --nvfp4-quantizer MODULE:FUNCTION or --nvfp4-backend NAME")
 

@@ -20,15 +20,23 @@ import pytest
 
 import nvfp4ref as nv
 from conformance import cases as suite_cases
-from conformance.assertion import assert_equal, judge, message
+from conformance.assertion import InFull, assert_equal, judged
 from conformance.plant import suffixes
 from conformance.pytest_plugin import Declaration
 from conformance.run import compare
 from nvfp4hw import backends
 from nvfp4hw.backends.base import Case, Outputs, Refused
+from nvfp4ref.container import agreed, counted
 from nvfp4ref.dump import Dump
 
 ROOT = "nvfp4"
+#: What came of items, for one and for several.
+_WORDS = {
+    "conform": ("conforms", "conform"),
+    "fail": ("fails", "fail"),
+    "refused": ("refused", "refused"),
+    "expected failures": ("expected failure", "expected failures"),
+}
 _OUTPUTS = tuple(name + suffix for suffix in ("", "_t") for name in ("packed", "scales", "amax", "global_scale"))
 
 
@@ -67,13 +75,14 @@ def preset(config: pytest.Config) -> str:
 class Subject:
     """A quantizer under test: its name, its cases, and the question put to it.
 
-    ``ask`` raises AssertionError when the answer is wrong, NotImplementedError or Refused when there is none.
+    ``ask`` raises AssertionError when the answer is wrong, with a diagnosis if that is wanted, NotImplementedError or
+    Refused when there is none.
     """
 
     name: str
     follows: str
     cases: list[Case]
-    ask: Callable[[Case], None]
+    ask: Callable[[Case, InFull], None]
     unserved: int = 0
     absent: str | None = None
 
@@ -88,9 +97,9 @@ def _of_quantizer(spec: str, suite: str, default: str) -> Subject:
     every = [case for case in suite_cases.cases(suite) if case.kind == "quantize"]
     served = [case for case in every if declared.features is None or _needs(case) <= declared.features]
 
-    def ask(case: Case) -> None:
+    def ask(case: Case, in_full: InFull) -> None:
         for suffix in suffixes(case):
-            _ask_quantizer(function, declared, follows, case, suffix)
+            _ask_quantizer(function, declared, follows, case, suffix, in_full)
 
     return Subject(spec, follows, served, ask, len(every) - len(served))
 
@@ -114,14 +123,16 @@ def _imported(spec: str) -> Callable[..., Any]:
     return found
 
 
-def _ask_quantizer(function: Callable[..., Any], declared: Declaration, follows: str, case: Case, suffix: str) -> None:
+def _ask_quantizer(
+    function: Callable[..., Any], declared: Declaration, follows: str, case: Case, suffix: str, in_full: InFull
+) -> None:
     """Quantize one direction of a case, and compare."""
     how = _how(case, suffix)
     arithmetic = nv.arithmetic(case.arithmetic or follows, **case.fields)
     given = {**how, "arithmetic": arithmetic} if case.fields else how
     _refuse_unknown(function, given)
     found = function(_array(case.x, declared.arrays), **given)
-    assert_equal(found, case.x, {**how, "arithmetic": arithmetic})
+    assert_equal(found, case.x, {**how, "arithmetic": arithmetic}, in_full)
 
 
 def _how(case: Case, suffix: str) -> dict[str, Any]:
@@ -178,24 +189,24 @@ def _of_backend(name: str, suite: str) -> Subject:
         raise pytest.UsageError(f"--nvfp4-backend: {reason}") from None
     absent = backend.availability()
     if absent is not None:
-        return Subject(name, backend.preset, [], lambda case: None, absent=absent)
+        return Subject(name, backend.preset, [], lambda case, in_full: None, absent=absent)
     own = backend.cases(suite)
     every = list(suite_cases.cases(suite) if own is None else own)
     served = [case for case in every if case.needs <= backend.features]
 
-    def ask(case: Case) -> None:
+    def ask(case: Case, in_full: InFull) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found = backend.quantize(case)
         counts = compare(case, found, backend.preset)
         if any(one.different for one in counts.values()):
             departing = "\n".join(f"{output}: {one}" for output, one in counts.items() if one.different)
-            raise AssertionError(_diagnosed(case, found, backend.preset) or departing)
+            raise AssertionError(_diagnosed(case, found, backend.preset, in_full) or departing)
 
     return Subject(name, backend.preset, served, ask, len(every) - len(served))
 
 
-def _diagnosed(case: Case, found: Outputs, follows: str) -> str | None:
+def _diagnosed(case: Case, found: Outputs, follows: str, in_full: InFull) -> str | None:
     """The message of a quantization that differs; None where the outputs are others, or show nothing so."""
     if case.kind != "quantize" or not {"packed", "packed_t"} & set(found):
         return None
@@ -213,8 +224,45 @@ def _diagnosed(case: Case, found: Outputs, follows: str) -> str | None:
         **outputs,
     )
     given = case.amax if case.amax is not None else case.amax_t
-    report = judge(dump, given)
-    return message(report, dump, given is not None) if report.verdict == "differs" else None
+    report, text = judged(dump, given, in_full)
+    return text if report.verdict == "differs" else None
+
+
+# ---- how many are diagnosed --------------------------------------------------------------------------------
+
+_DIAGNOSED = 3  # failures of a quantizer at one stage that are diagnosed: further ones tend to be of the same fault
+_BRIEF = "nvfp4-brief"
+
+
+@dataclass
+class Diagnoses:
+    """Which failures are diagnosed: the first ``limit`` of each quantizer and stage, all with None.
+
+    A diagnosis takes seconds where the fault is not a known one, and one fault fails hundreds of cases.
+    """
+
+    limit: int | None = _DIAGNOSED
+    made: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    @classmethod
+    def read(cls, text: str | None) -> Diagnoses:
+        """The limit of an option.  UsageError when it is none."""
+        if text is None:
+            return cls()
+        if text != "all" and not (text.isascii() and text.isdigit()):
+            raise pytest.UsageError(f"--nvfp4-diagnose takes a number or all; got {text!r}")
+        return cls(None if text == "all" else int(text))
+
+    def of(self, subject: str, stage: str) -> str | None:
+        """None when a failure is to be diagnosed, and counted as such; else why it is not."""
+        if self.limit is not None and self.made[subject, stage] >= self.limit:
+            before = f"after {counted(self.limit, 'failure')} at {stage}" if self.limit else "as asked"
+            return (
+                f"not diagnosed, {before}: --nvfp4-diagnose all diagnoses every one, a few seconds each.\n"
+                "The stage is by the shape of the difference alone."
+            )
+        self.made[subject, stage] += 1
+        return None
 
 
 # ---- expected failures -------------------------------------------------------------------------------------
@@ -286,13 +334,24 @@ class CaseItem(pytest.Item):
 
     subject: Subject
     case: Case | None = None
+    diagnoses: Diagnoses
+    expected: bool = False  # to fail: then nobody reads why
+
+    def in_full(self, stage: str) -> str | None:
+        """Why a failure at this stage is not diagnosed, None when it is to be."""
+        if self.expected and not self.config.getoption("runxfail", False):
+            return "not diagnosed: it is expected to fail"
+        why_not = self.diagnoses.of(self.subject.name, stage)
+        if why_not is not None:
+            self.user_properties.append((_BRIEF, stage))
+        return why_not
 
     def runtest(self) -> None:
         """Ask and compare; skipped when the quantizer says that it does not do this."""
         if self.case is None:
             pytest.skip(f"not run: {self.subject.absent}")
         try:
-            self.subject.ask(self.case)
+            self.subject.ask(self.case, self.in_full)
         except (NotImplementedError, Refused) as reason:
             pytest.skip(f"refused: {reason}" if str(reason) else "refused")
 
@@ -321,6 +380,8 @@ class Suite:
         self.subjects = [_of_quantizer(one, self.size, default) for one in config.getoption("nvfp4_quantizer") or ()]
         self.own = {one.name for one in self.subjects}
         self.subjects += [_of_backend(one, self.size) for one in config.getoption("nvfp4_backend") or ()]
+        self.diagnoses = Diagnoses.read(config.getoption("nvfp4_diagnose"))
+        self.brief: Counter[str] = Counter()
         path = config.getoption("nvfp4_xfails")
         self.expected = Expected("") if path is None else Expected.read(path)
         self.results: dict[str, Counter[str]] = {one.name: Counter() for one in self.subjects}
@@ -338,9 +399,10 @@ class Suite:
 
     def _item(self, node: SubjectNode, subject: Subject, case: Case | None) -> CaseItem:
         item: CaseItem = CaseItem.from_parent(node, name="availability" if case is None else case.id)
-        item.subject, item.case = subject, case
+        item.subject, item.case, item.diagnoses = subject, case, self.diagnoses
         reason = None if case is None else self.expected.reason(subject.name, case.id)
         if reason is not None:
+            item.expected = True
             item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
         return item
 
@@ -351,6 +413,7 @@ class Suite:
                 if hasattr(report, "wasxfail"):
                     counter["expected failures"] += report.when == "call"
                 elif report.when == "call" or report.outcome != "passed":
+                    self.brief[name] += any(key == _BRIEF for key, _ in report.user_properties)
                     counter[{"passed": "conform", "failed": "fail", "skipped": "refused"}[report.outcome]] += 1
 
     @pytest.hookimpl(trylast=True)
@@ -371,9 +434,14 @@ class Suite:
             if subject.absent is not None:
                 terminalreporter.write_line(f"{subject.name}: not run: {subject.absent}")
                 continue
-            parts = [f"{n} {what}" for what, n in counter.items()] or ["no case ran"]
+            parts = [f"{n} {agreed(n, *_WORDS[what])}" for what, n in counter.items()] or ["no case ran"]
             parts += [f"{subject.unserved} beyond its features"] if subject.unserved else []
             unjudged = ": NOTHING WAS JUDGED" if subject.name in self.own and self._unjudged(subject.name) else ""
             terminalreporter.write_line(
                 f"{subject.name} against {subject.follows}, {self.size} suite: {', '.join(parts)}{unjudged}"
             )
+            if brief := self.brief[subject.name]:
+                terminalreporter.write_line(
+                    f"  {counted(brief, 'failure')} not diagnosed, but the first of each stage: --nvfp4-diagnose all "
+                    "diagnoses every one, a few seconds each"
+                )

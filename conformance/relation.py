@@ -15,6 +15,7 @@ from conformance.model import Model
 from conformance.observed import Array, Evidence, Piece
 from conformance.search import Differences
 from nvfp4ref import e2m1, e4m3
+from nvfp4ref.container import agreed, counted
 
 _EXAMPLES = 5
 _MIDPOINTS = np.array(e2m1.MIDPOINTS, np.float32)
@@ -217,11 +218,13 @@ def _stage_of_scales(evidence: Evidence, sample: _Sample, scales: int, given: in
         by_one = sample.scale_steps.get(1, 0) + sample.scale_steps.get(-1, 0)
         what = "each by one step" if by_one == sum(sample.scale_steps.values()) else f"by {_range(steps)} steps"
         return "block-scale", (
-            f"{scales:,} of {total:,} block scales{suffix} differ, {what}, and the codes fit the bytes found: "
-            "check the operations of the block scale, its rounding, and which elements form a block"
+            f"{scales:,} of {total:,} block scales{suffix} {agreed(scales, 'differs', 'differ')}, {what}, "
+            "and the codes fit the bytes found: check the operations of the block scale, its rounding, "
+            "and which elements form a block"
         )
     if sample.lifted:
-        agree = f"the codes fit the block scales{suffix} that were expected, and others are stored in {scales:,} places"
+        places = counted(scales, "place")
+        agree = f"the codes fit the block scales{suffix} that were expected, and others are stored in {places}"
         if sample.reordered:
             return "layout", f"{agree}, where the same bytes stand in another order: check how they are laid out"
         one = sample.scale_steps.get(1, 0) + sample.scale_steps.get(-1, 0)
@@ -242,7 +245,7 @@ def _stage_of_scales(evidence: Evidence, sample: _Sample, scales: int, given: in
 
 def _stage_of_codes(evidence: Evidence, apart: Differences, sample: _Sample, given: int) -> tuple[str, str]:
     suffix, wrong = evidence.side.suffix, int(sample.wrong.sum())
-    agree = f"all scales{suffix} agree and {given:,} codes do not"
+    agree = f"all scales{suffix} agree and {counted(given, 'code')} {agreed(given, 'does', 'do')} not"
     lanes = np.flatnonzero(apart.lanes)
     ties = ", all of them ties" if sample.ties == wrong else ""
     if sample.signs_of_zero == wrong:

@@ -23,6 +23,7 @@ import numpy as np
 
 import nvfp4ref as nv
 from nvfp4ref import e2m1
+from nvfp4ref.container import agreed, counted
 
 Array = np.ndarray[Any, Any]
 LEVEL = 0.001
@@ -238,7 +239,9 @@ def _stays_in_interval(s: Side) -> Iterator[Finding]:
         "A value goes to one of the two grid values around it, keeps its sign, stays where it is when it is one "
         "of them, and is cut to 6 beyond 6. A grid that lacks a value, a wrong scale or zeroed output do this."
     )
-    yield Finding("no more than one grid step", f"{count} elements elsewhere", 0.0 if count else 1.0, meaning)
+    yield Finding(
+        "no more than one grid step", f"{counted(count, 'element')} elsewhere", 0.0 if count else 1.0, meaning
+    )
 
 
 def _unbiased(s: Side) -> Iterator[Finding]:
@@ -504,8 +507,8 @@ def _scaled(tensors: list[nv.NVFP4Tensor], x: Any, axis: int, rht: nv.RHT | None
     different = int(np.count_nonzero(expected.scales != first.scales))
     if different:
         raise ValueError(
-            f"{different} of {expected.scales.size} block scales are not those of arithmetic {ar.name!r}: nvfp4 check "
-            "says why; rounding is judged where scales are right"
+            f"{different} of {expected.scales.size} block scales {agreed(different, 'is not that', 'are not those')} "
+            f"of arithmetic {ar.name!r}: nvfp4 check says why; rounding is judged where scales are right"
         )
     scaled: Array = expected.steps.scaled
     return scaled

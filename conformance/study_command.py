@@ -10,15 +10,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from conformance.terminal import complain
+from conformance.terminal import add_command, complain
+from nvfp4ref.container import counted
 
 _DONE, _INCOMPLETE = 0, 2
 
 
 def add(subparsers: Any) -> None:
     """The sub-command and its options."""
-    parser = subparsers.add_parser(
-        "study", help="quantization error of real tensors: a page, tables and figures; exit 0 all measured, 2 not all"
+    parser = add_command(
+        subparsers,
+        "study",
+        "quantization error of real tensors: a page, tables and figures; exit 0 all measured, 2 not all",
     )
     parser.add_argument("files", metavar="FILE", nargs="*", help=".safetensors, .npy, .npz, a folder of them, an index")
     parser.add_argument("-o", "--output", metavar="DIR", help="folder for report.html, tables and figures")
@@ -29,17 +32,19 @@ def add(subparsers: Any) -> None:
         dest="formats",
         help="nvfp4+16x16, torchao, mxfp4+ceil …; may be given again; --formats lists them",
     )
-    parser.add_argument("--recipe", metavar="NAME", action="append", help="the formats of a training recipe's operands")
+    parser.add_argument(
+        "--recipe", metavar="NAME", action="append", help="the formats of a training recipe's operands: te, paper …"
+    )
     parser.add_argument("--formats", action="store_true", dest="listing", help="list what a format's name is made of")
     parser.add_argument(
-        "--only", metavar="PATTERN", action="append", default=[], help="tensors of that name: '*.mlp.*'"
+        "--only", metavar="PATTERN", action="append", default=[], help="only tensors of such a name: '*.mlp.*'"
     )
-    parser.add_argument("--exclude", metavar="PATTERN", action="append", default=[], help="not these")
+    parser.add_argument("--exclude", metavar="PATTERN", action="append", default=[], help="no tensors of such a name")
     parser.add_argument("--dtype", choices=["bfloat16"], help="uint16 arrays are bit patterns of it")
-    parser.add_argument("--title", metavar="TEXT", help="of the page; default: the first file's name")
-    parser.add_argument("--seed", type=int, metavar="S", default=0, help="of stochastic rounding; default 0")
+    parser.add_argument("--title", metavar="TEXT", help="title of the page; default: the first file's name")
+    parser.add_argument("--seed", type=int, metavar="S", default=0, help="seed of stochastic rounding; default 0")
     parser.add_argument("--workers", type=int, metavar="N", help="processes; default: all cores that --memory allows")
-    parser.add_argument("--memory", type=int, metavar="MIB", default=1024, help="that it may use; default 1024")
+    parser.add_argument("--memory", type=int, metavar="MIB", default=1024, help="memory that it may use; default 1024")
     parser.add_argument("--fresh", action="store_true", help="measure again what DIR has from an earlier run")
     parser.set_defaults(run=run)
 
@@ -54,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
         print(_listing(formats))
         return _DONE
     if not options.files:
-        raise ValueError("say which files to study")
+        raise ValueError("say which files to study; see nvfp4 study --help")
     if not options.output:
         raise ValueError("say with -o which folder to write to")
     if not 0 <= options.seed < 1 << 63 or (options.workers is not None and options.workers < 1):
@@ -108,7 +113,7 @@ def _summary(found: Any, folder: Path, written: Any) -> str:
     from nvfp4ref.study.statistics import figures
 
     width = max(len(one.name) for one in found.formats)
-    lines = [f"{'':{width}}  Σe²/Σx² %   SNR dB     gain  zero codes %"]
+    lines = [f"{'':{width}}  Σe²/Σx² %   SNR dB     gain  zero codes %"] if found.totals else []
     for one in found.formats:
         if one.name in found.totals:
             f = figures(one, found.totals[one.name])
@@ -120,7 +125,8 @@ def _summary(found: Any, folder: Path, written: Any) -> str:
     skipped = sum(one.status == "skipped" for one in found.results)
     resumed = f", {found.resumed} of them by an earlier run" if found.resumed else ""
     lines.append(
-        f"{len(found.measured)} tensors measured{resumed}; {skipped} skipped; {len(written.files)} files in {folder}"
+        f"{counted(len(found.measured), 'tensor')} measured{resumed}; {skipped} skipped; "
+        f"{counted(len(written.files), 'file')} in {folder}"
     )
     return "\n".join(lines)
 

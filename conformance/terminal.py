@@ -1,10 +1,12 @@
-"""What a command says beside its output: sentences and progress on stderr, and a refusal before long work."""
+"""What a command says beside its output: its help, sentences and progress on stderr, a refusal before long work."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import Callable
+from typing import Any
 
 
 def complain(sentence: str) -> None:
@@ -12,13 +14,23 @@ def complain(sentence: str) -> None:
     print(f"nvfp4: {' '.join(str(sentence).split())}", file=sys.stderr)
 
 
+def add_command(commands: Any, name: str, what: str) -> argparse.ArgumentParser:
+    """A sub-command that says on its own help page too what it does."""
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=what, description=f"{what[:1].upper()}{what[1:]}.")
+    return parser
+
+
 def refuse_unwritable(path: str) -> None:
     """Minutes of work are not to end at a folder that does not exist.  Raises ValueError."""
     folder = os.path.dirname(os.path.realpath(path))
-    if os.path.isdir(path) or not os.path.isdir(folder) or not os.access(folder, os.W_OK):
-        raise ValueError(
-            f"{path}: cannot be written: it is a directory, or its folder does not exist or is not writable"
-        )
+    reasons = {
+        "it is a folder": os.path.isdir(path),
+        f"there is no folder {os.path.dirname(path)}": not os.path.isdir(folder),
+        "its folder is not writable": not os.access(folder, os.W_OK),
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise ValueError(f"{path}: cannot be written: {reason}")
 
 
 def progress() -> Callable[[str, int, int], None] | None:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import nvfp4ref as nv
+from nvfp4ref.container import counted
 from nvfp4ref.streams import dispatch
 
 Array = np.ndarray[Any, Any]
@@ -52,7 +53,7 @@ def torch_state(generator: Any) -> tuple[int, int]:
     if state.dtype != np.uint8 or state.size != 16:
         raise ValueError(
             "the state of a CUDA generator is 16 bytes, seed and offset (torch.cuda.get_rng_state()); got "
-            f"{state.size} items of {state.dtype}"
+            f"{counted(state.size, 'item')} of {state.dtype}"
         )
     seed, offset = np.ascontiguousarray(state).view("<u8").tolist()
     return seed, offset

@@ -72,6 +72,16 @@ def shown(value: Any) -> str:
     return text if len(text) <= 100 else f"{text[:70]} … {text[-20:]}"
 
 
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """A number with its noun: "1 case", "2 cases", "1,024 indices"."""
+    return f"{number:,} {agreed(number, noun, plural or f'{noun}s')}"
+
+
+def agreed(number: int, one: str, many: str) -> str:
+    """The word that goes with a number: "differs" with 1, "differ" with any other."""
+    return one if number == 1 else many
+
+
 def native(array: Array) -> Array:
     """The array in C order and native byte order, every bit pattern kept."""
     return np.asarray(array, array.dtype.newbyteorder("="), order="C")
@@ -82,7 +92,7 @@ def check_suffix(path: PathLike, *known: str) -> str:
     found = Path(os.fsdecode(path)).suffix.lower()
     if found not in known:
         was = f"the suffix is {found!r}" if found else "the name has no suffix"
-        raise DumpError(f"{was}, expected {' or '.join(known)}")
+        raise DumpError(f"{was}, expected {', '.join(known[:-1])} or {known[-1]}")
     return found
 
 
@@ -231,10 +241,10 @@ def _safetensors() -> Any:
     try:
         import safetensors.numpy
     except ImportError:
-        raise DumpError("needs the safetensors package: pip install nvfp4ref[safetensors]") from None
+        raise DumpError("needs the safetensors package: pip install 'nvfp4ref[safetensors]'") from None
     if tuple(map(int, safetensors.__version__.split(".")[:2])) < (0, 8):
         found = f"needs safetensors 0.8 or newer and finds {safetensors.__version__}"
-        raise DumpError(f"{found}: pip install --upgrade nvfp4ref[safetensors]")
+        raise DumpError(f"{found}: pip install --upgrade 'nvfp4ref[safetensors]'")
     return safetensors
 
 

@@ -21,6 +21,7 @@ from numpy.typing import DTypeLike
 
 from . import e2m1, e4m3, partial_cast, tensorcore
 from .arrays import as_float32
+from .container import counted
 from .fp32 import (
     F32,
     F64,
@@ -237,7 +238,8 @@ def accumulate(
             list(pool.map(work, _pieces(len(codes_a), BLOCK)))
     if nan_a.any() or nan_b.any():
         warnings.warn(
-            f"{nan_a.sum()} rows of a and {nan_b.sum()} rows of b have NaN scale bytes; their outputs are NaN",
+            f"{counted(nan_a.sum(), 'row')} of a and {counted(nan_b.sum(), 'row')} of b have NaN scale bytes; "
+            "their outputs are NaN",
             RuntimeWarning,
             stacklevel=3,
         )

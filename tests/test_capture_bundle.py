@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import random
 import zipfile
 from pathlib import Path
@@ -14,7 +15,9 @@ import pytest
 
 from conformance import cases as suite_cases
 from conformance.capture import bundle as bundles
-from conformance.capture.bundle import BundleError, Record, open_bundle, seal
+from conformance.capture import child
+from conformance.capture.bundle import BundleError, Record, open_bundle, seal, without_folders
+from conformance.capture.child import record_backend
 from conformance.capture.journal import Writer
 from conformance.capture.question import digest
 from nvfp4hw.backends.base import Case
@@ -217,10 +220,10 @@ def test_a_file_of_absurd_size_is_not_read(sealed: Path, monkeypatch: pytest.Mon
 
 def test_a_bundle_of_the_future_is_refused_whatever_it_holds(sealed: Path) -> None:
     def change(members: dict[str, bytes]) -> None:
-        members["manifest.json"] = json.dumps({"format": "nvfp4-bundle", "version": 2, "tree": []}).encode()
+        members["manifest.json"] = json.dumps({"format": "nvfp4-bundle", "version": 3, "tree": []}).encode()
         members["new/thing"] = b"x"
 
-    assert "is a bundle of version 2, and this nvfp4ref reads version 1" in refusal(rewritten(sealed, change))
+    assert "is a bundle of version 3, and this nvfp4ref reads versions 1 and 2" in refusal(rewritten(sealed, change))
 
 
 @pytest.mark.parametrize(
@@ -321,3 +324,51 @@ def test_the_hash_of_a_question_covers_everything_that_is_asked() -> None:
 def test_the_hashes_of_the_suite_are_the_same_every_time() -> None:
     first, second = ({case.id: digest(case) for case in suite_cases.cases("quick")} for _ in range(2))
     assert first == second and len(set(first.values())) > 0.99 * len(first)
+
+
+# ---- no path is recorded -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("said", "recorded"),
+    [
+        ("/home/me/lib/common.cu:206 in create", "…/common.cu:206 in create"),
+        ("OSError: '/opt/cuda/lib64/libcudart.so': no such file", "OSError: '…/libcudart.so': no such file"),
+        (r"cannot load C:\Users\me\nvcuda.dll", "cannot load …/nvcuda.dll"),
+        (os.path.expanduser(f"~{os.sep}x.py, line 3"), "…/x.py, line 3"),
+        (
+            "sm_100a/sm_103a, 1/2688, see https://example.org/a/b",
+            "sm_100a/sm_103a, 1/2688, see https://example.org/a/b",
+        ),
+    ],
+)
+def test_of_a_path_the_file_s_name_is_recorded(tmp_path: Path, said: str, recorded: str) -> None:
+    assert without_folders(said) == recorded
+    unit = Writer(tmp_path / "one")
+    unit.add(Record("a", error=said), {})
+    unit.add(Record("b", refused=said), {})
+    again = Writer(tmp_path / "one").recorded
+    assert again["a"].error == recorded == again["b"].refused
+
+
+def test_versions_and_reasons_are_recorded_without_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Somewhere:
+        name, preset, features = "somewhere", "te", frozenset(("quantize",))
+
+        def availability(self) -> str | None:
+            return None if self.runs else "/home/me/toolkit lacks /home/me/toolkit/include/cuda_fp4.h"
+
+        def version(self) -> str:
+            return "CUDA 13.0 of /home/me/toolkit/bin"
+
+        def cases(self, suite: str) -> list[Case]:
+            return []
+
+        runs = False
+
+    monkeypatch.setattr(child.simulated, "load_backend", lambda name: Somewhere())
+    for runs in (False, True):
+        monkeypatch.setattr(Somewhere, "runs", runs)
+        assert record_backend(Writer(tmp_path / "one"), "somewhere", "quick") == 0
+        text = (tmp_path / "one" / "unit.json").read_text("utf-8")
+        assert "/home" not in text and ("bin" if runs else "cuda_fp4.h") in text

@@ -18,7 +18,7 @@ import nvfp4ref as nv
 from conformance import cases as suite_cases
 from conformance import ledger, run
 from conformance.capture import bundle as bundles
-from conformance.capture import command, machine, record, replay, report, witness
+from conformance.capture import command, generations, machine, record, replay, report, witness
 from conformance.capture.bundle import BundleError, Record
 from conformance.capture.child import record_backend, record_probe
 from conformance.capture.journal import Writer, write_json
@@ -271,6 +271,109 @@ def test_wrong_answers_that_are_taken_out_are_missed(tmp_path: Path, few: None) 
     assert taken(path, amax_alone).exit_code == 1
 
 
+# ---- cases that came later -----------------------------------------------------------------------------------
+
+
+def test_the_cases_are_those_of_the_latest_generation() -> None:
+    """And each generation is the present one without what is newer; else append one to generations.py."""
+    names = generations.present()
+    for number, one in enumerate(generations.GENERATIONS, 1):
+        found = generations.hashes_of(number, names)
+        assert found == dict(one.hashes), f"generation {number}: python -m conformance.capture.generations"
+
+
+def later(monkeypatch: pytest.MonkeyPatch, **new: tuple[str, ...]) -> None:
+    """A second generation of cases, in which these are new, by scope."""
+    first = generations.GENERATIONS[0]
+    monkeypatch.setattr(generations, "GENERATIONS", (first, generations.Generation({}, new)))
+
+
+def test_a_generation_is_known_by_what_it_did_not_have_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {"quick": ["a/1", "b/1"], "full": ["a/1", "a/2", "b/1"]}
+    was = {"quick": generations.hashed(["b/1"]), "full": generations.hashed(["b/1"])}
+    new = generations.Generation(generations.hashes_of(1, names), {"quick": ("a/*",), "full": ("a/*",)})
+    monkeypatch.setattr(generations, "GENERATIONS", (generations.Generation(was), new))
+    assert [generations.since("quick", name) for name in names["quick"]] == [2, 1]
+    assert generations.hashes_of(1, names) == was
+    assert generations.hashes_of(2, names) == {scope: generations.hashed(some) for scope, some in names.items()}
+
+
+def without(family: str) -> Any:
+    """A change of a recording's records: those of a family of cases are gone."""
+    return lambda records: [one for one in records if not one["id"].startswith(family)]
+
+
+def asked_but(path: Path, family: str) -> list[str]:
+    return [ident for ident in bundles.open_bundle(path).units[0].info["asked"] if not ident.startswith(family)]
+
+
+def test_a_case_newer_than_the_recording_is_no_fault_of_it(
+    tmp_path: Path, few: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = bundle_of(tmp_path / "b", ["simulated"])
+    asked = asked_but(path, "e2m1-tie/")
+    assert taken(path, without("e2m1-tie/"), asked=asked).exit_code == 1  # as long as they are of its generation
+    later(monkeypatch, quick=("e2m1-tie/*",))
+    found = taken(path, without("e2m1-tie/"), asked=asked)
+    (one,), said = found.units, report.as_text(found)
+    n = len(one.newer)
+    assert found.exit_code == 0 and one.status == run.CONFORMS and one.missing == () and n > 1
+    assert all(ident.startswith("e2m1-tie/") for ident in one.newer)
+    assert f"{n} cases are newer than this recording, which is not held to them: {one.newer[0]}" in said
+    document = report.as_json(found)
+    assert document["backends"][0]["newer"] == list(one.newer) and document["backends"][0]["missing"] == []
+    skipped = ElementTree.fromstring(report.as_junit(found)).findall(".//skipped")
+    assert len(skipped) == n and "newer than this recording" in str(skipped[0].get("message"))
+    # what it was asked must be there, and so must what there was at its time
+    assert set(taken(path, without("e2m1-tie/")).units[0].missing) == set(one.newer)
+    asked = [ident for ident in asked if not ident.startswith("zero/")]
+    (one,) = taken(path, lambda records: without("zero/")(without("e2m1-tie/")(records)), asked=asked).units
+    assert one.missing and all(ident.startswith("zero/") for ident in one.missing)
+    assert len(one.newer) == n and one.status == run.FAILED
+
+
+def test_a_recording_with_one_new_case_is_held_to_all_of_them(
+    tmp_path: Path, few: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever generation it claims: of wrong answers to new cases none can be left out alone."""
+    path = bundle_of(tmp_path / "b", ["simulated"])
+    later(monkeypatch, quick=("e2m1-tie/*",))
+    ties = [case.id for case in suite_cases.cases("quick") if case.id.startswith("e2m1-tie/")]
+    (one,) = taken(path, without(ties[0]), asked=[ident for ident in asked_but(path, ties[0])]).units
+    assert ties[0] in one.missing and one.newer == () and one.status == run.FAILED
+
+
+def test_a_feature_newer_than_the_recording_brings_no_missing_case(
+    tmp_path: Path, small: Small, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = bundle_of(tmp_path / "b", ["small"])
+    x = np.ones((16, 16), np.float32).astype(np.float16)
+    more = [*small.cases("quick"), Case("small/2", "small", x, hunts="h")]
+    monkeypatch.setattr(small, "cases", lambda suite: more, raising=False)
+    monkeypatch.setattr(Small, "features", Small.features | {"float16"})
+    assert replay.replay(path).units[0].missing == ("small/2",)
+    later(monkeypatch, **{generations.features("small"): ("float16",)})
+    (one,) = replay.replay(path).units
+    assert one.missing == () and one.newer == ("small/2",) and one.status == run.CONFORMS
+    assert "1 case is newer than this recording, which is not held to it: small/2" in report.as_text(
+        replay.replay(path)
+    )
+
+
+def test_a_capture_says_of_which_generation_its_cases_are(
+    tmp_path: Path, small: Small, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later(monkeypatch, **{generations.own_cases("small", "quick"): ("small/1",)})
+    monkeypatch.setattr(machine, "gpus", lambda: NO_GPU)
+    record.capture(tmp_path / "b", record.Asked("quick", [], []), 60, None, lambda said: None)
+    header = bundles.open_bundle(tmp_path / "b").header
+    assert header["version"] == 2 and header["generation"] == 2 == generations.latest()
+    path = bundle_of(tmp_path / "c", ["small"])  # of version 1, and so of the first generation
+    assert bundles.open_bundle(path).generation == 1
+    (one,) = taken(path, without("small/1"), asked=["small/0"]).units
+    assert one.newer == ("small/1",) and one.missing == ()
+
+
 def test_refusals_are_counted_and_more_of_them_than_answers_are_said(tmp_path: Path, few: None) -> None:
     path = bundle_of(tmp_path / "b", ["simulated"])
 
@@ -287,7 +390,7 @@ def test_refusals_are_counted_and_more_of_them_than_answers_are_said(tmp_path: P
     assert some.exit_code == 0 and not some.units[0].partly_refused and "partly refused" not in report.as_text(some)
     most = taken(path, refused(3, ("amax",)))
     said, (one,) = report.as_text(most), most.units
-    assert most.exit_code == 0 and one.partly_refused
+    assert most.exit_code == 0 and one.partly_refused and report.as_json(most)["backends"][0]["partly_refused"] is True
     assert "conforms, partly refused: te" in said and said.endswith("0 not run; 1 partly refused")
     n = len(one.unit.records)
     assert f"refused, in {n * 3 // 4} cases: it does not do that" in said
@@ -341,6 +444,8 @@ def test_what_a_unit_says_must_make_sense(tmp_path: Path, small: Small, changes:
         ({"gpus": [{"name": "B200"}]}, "bundle.json gives a device as {'name': 'B200'}"),
         ({"oracle": "1"}, "bundle.json gives oracle as '1'; expected an object"),
         ({"environment": {"python": 3}}, "bundle.json gives environment as {'python': 3}; expected texts"),
+        ({"generation": "new"}, "bundle.json gives generation as 'new'; expected the number of a generation"),
+        ({"version": 2}, "bundle.json gives generation as None; expected 1 or more"),
         ({"asked": {"backends": 5}}, "bundle.json does not say what was asked: it gives {'backends': 5}"),
     ],
 )
@@ -432,14 +537,14 @@ def test_refused_is_neither_failed_nor_passed(tmp_path: Path, small: Small) -> N
     (one,) = found.units
     assert found.exit_code == 0 and one.status == run.CONFORMS and one.refused == {"small/1": "needs sm_100"}
     assert [case.id for case in one.result.cases] == ["small/0"] and one.missing == ()
-    assert "refused, in 1 cases: needs sm_100" in report.as_text(found)
+    assert "refused, in 1 case: needs sm_100" in report.as_text(found)
 
 
 def test_one_that_refuses_everything_is_not_run(tmp_path: Path, small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = small.cases("quick")
     monkeypatch.setattr(small, "cases", lambda suite: [whole[1]], raising=False)  # type: ignore[index]
     (one,) = replay.replay(bundle_of(tmp_path / "b", ["small"])).units
-    assert one.status == run.NOT_RUN and "refuses all 1 cases: needs sm_100" in str(one.result.reason)
+    assert one.status == run.NOT_RUN and "refuses its only case: needs sm_100" in str(one.result.reason)
 
 
 @pytest.mark.parametrize(
@@ -602,7 +707,7 @@ def test_the_device_decides_the_kind(tmp_path: Path, small: Small, gpus: list[di
     assert one["kind"] == kind and kind in ledger.load()["kinds"] and one["different"] == 0
     assert one["inputs"]["E2M1-RNE"] == 256 and set(one["inputs"]) == set(one["rules"]) <= SPEC_RULES
     assert (
-        one["compared"] == "273 items in 1 cases"
+        one["compared"] == "273 items in 1 case"
         and one["bundle"]["file"] == "b.nvfp4"
         and len(one["bundle"]["root"]) == 64
     )
@@ -659,7 +764,7 @@ def test_an_incomplete_recording_claims_what_it_has(tmp_path: Path, small: Small
     lines.write_bytes(lines.read_bytes().splitlines(keepends=True)[0])
     bundles.seal(folder, tmp_path / "c.nvfp4")
     (one,), _ = entries(tmp_path / "c.nvfp4")
-    assert one["compared"].endswith("; 1 cases were not recorded")
+    assert one["compared"].endswith("; 1 case was not recorded")
 
 
 def test_updating_writes_ledger_page_and_bundle(tmp_path: Path, small: Small, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,9 +113,7 @@ def test_stochastic_quantize_conforms_to_what_it_declares(options: list[str]) ->
     nvfp4("check", "q.npz")
     if not options:
         words = nv.Philox(1234, 7)
-        np.testing.assert_array_equal(
-            dump.packed, nv.quantize(BF16, rounding="stochastic", rbits=words).packed
-        )
+        np.testing.assert_array_equal(dump.packed, nv.quantize(BF16, rounding="stochastic", rbits=words).packed)
 
 
 def test_more_dimensions_become_rows() -> None:
@@ -131,9 +129,7 @@ def test_dequantize(out: str, dtype: str | None) -> None:
     nvfp4("dequantize", "q.npz", "-o", out, *(["--dtype", dtype] if dtype else []))
     found = load_tensor(out, dtype)
     wanted: Any = {None: np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}[dtype]
-    np.testing.assert_array_equal(
-        found.astype(np.float32), nv.dequantize(nv.quantize(X), wanted).astype(np.float32)
-    )
+    np.testing.assert_array_equal(found.astype(np.float32), nv.dequantize(nv.quantize(X), wanted).astype(np.float32))
 
 
 def test_dequantize_takes_the_columnwise_output_where_it_is_alone() -> None:
@@ -290,7 +286,10 @@ def test_wrong_options_are_one_sentence(capsys: pytest.CaptureFixture[str]) -> N
         (["quantize", "x.npy", "-o", "q.npz", "--arithmetic", "foo"], "unknown arithmetic 'foo'"),
         (["quantize", "x.npy", "-o", "q.npz", "--dtype", "int8"], "invalid choice"),
         (["quantize", "x.npy", "-o", "q.npz", "--stochastic"], "needs --seed"),
-        (["quantize", "x.npy", "-o", "q.npz", "--seed", "3"], "belong to --stochastic"),
+        (
+            ["quantize", "x.npy", "-o", "q.npz", "--seed", "3"],
+            "--seed belongs to --stochastic: add it, or leave --seed out",
+        ),
         (["quantize", "x.npy", "-o", "q.npz", "--stochastic", "--seed", str(2**64)], "64 bits"),
         (
             ["quantize", "x.npy", "-o", "q.npz", "--stochastic", "--seed", "1", "--kernel", "magic"],
@@ -369,9 +368,7 @@ def damage() -> dict[str, str]:
     found = {
         "truncated npz": damaged(npz[: len(npz) // 2], "a.npz"),
         "truncated safetensors": damaged(tensors[:-10], "b.safetensors"),
-        "lying header": damaged(
-            len(lying).to_bytes(8, "little") + lying + tensors[8 + length :], "c.safetensors"
-        ),
+        "lying header": damaged(len(lying).to_bytes(8, "little") + lying + tensors[8 + length :], "c.safetensors"),
         "huge header": damaged((1 << 40).to_bytes(8, "little") + b"{}", "d.safetensors"),
         "not utf-8": damaged((8).to_bytes(8, "little") + b"\xff\xfe{}    ", "e.safetensors"),
         "no zip": damaged(b"this is no archive" * 10, "f.npz"),
@@ -380,9 +377,7 @@ def damage() -> dict[str, str]:
     }
     np.savez("i.npz", packed=q.packed, scales=q.scales)
     found["no meta"] = "i.npz"
-    np.savez(
-        "j.npz", packed=q.packed, scales=q.scales, meta=np.array('{"format": "nvfp4-dump", "version": 2}')
-    )
+    np.savez("j.npz", packed=q.packed, scales=q.scales, meta=np.array('{"format": "nvfp4-dump", "version": 2}'))
     found["other version"] = "j.npz"
     np.savez(
         "k.npz",
@@ -411,9 +406,7 @@ def test_files_that_are_no_dumps(capsys: pytest.CaptureFixture[str]) -> None:
     for what, path in damage().items():
         commands = [["check"], ["check", "--json"], ["explain"], ["dequantize"], ["diff"]]
         for command in commands:
-            more = {"explain": ["0", "0"], "dequantize": ["-o", "y.npy"], "diff": ["good.npz"]}.get(
-                command[0], []
-            )
+            more = {"explain": ["0", "0"], "dequantize": ["-o", "y.npy"], "diff": ["good.npz"]}.get(command[0], [])
             nvfp4(*command, path, *more, exit_code=2)
             out, err = capsys.readouterr()
             assert err.startswith(f"nvfp4: {path}: ") and err.count("\n") == 1 and len(err) < 400, (what, err)
@@ -424,9 +417,7 @@ def test_files_that_are_no_dumps(capsys: pytest.CaptureFixture[str]) -> None:
                 assert out == "", what
 
 
-@pytest.mark.skipif(
-    os.name == "nt" or os.geteuid() == 0, reason="the superuser may read and write everything"
-)
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="the superuser may read and write everything")
 def test_paths_without_permission(capsys: pytest.CaptureFixture[str]) -> None:
     os.chmod("x.npy", 0)
     assert "permission denied" in refused(capsys, "quantize", "x.npy", "-o", "q.npz")

@@ -224,7 +224,7 @@ def test_an_incomplete_toolkit_names_the_missing_file(
     (tmp_path / "include" / "cuda_fp4.h").touch()
     monkeypatch.setattr(cuda_header, "_toolkits", lambda: iter([tmp_path]))
     missing = "cuda_fp8.h, crt/host_defines.h"
-    expected = f"the CUDA toolkit of {tmp_path} lacks {missing}: {cuda_header.INSTALL}"
+    expected = f"the system's CUDA toolkit, in {tmp_path}, lacks {missing}: {cuda_header.INSTALL}"
     assert cuda_header.CudaHeader().availability() == expected
 
 
@@ -252,13 +252,11 @@ def test_the_compilers_first_error_is_shown(
     monkeypatch.setattr(cuda_header, "_toolkits", lambda: iter([root]))
     reason = cuda_header.CudaHeader().availability()
     assert reason is not None and len(reason.splitlines()) == 1
-    assert f"cannot compile CUDA 12.8 of {root}" in reason and "this toolkit is broken" in reason
+    assert f"cannot compile the system's CUDA toolkit 12.8 of {root}" in reason and "this toolkit is broken" in reason
 
 
 @needs_header
-def test_a_compiler_that_does_not_run_is_named(
-    fresh: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_compiler_that_does_not_run_is_named(fresh: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.write_bytes(b"\x7fELF")
     broken.chmod(0o755)
@@ -280,7 +278,8 @@ def test_a_toolkit_serves_as_well_as_the_wheels(
     (root / "include").symlink_to(folders[0])
     monkeypatch.setenv("CUDA_HOME", str(root))
     assert cuda_header.CudaHeader().availability() is None
-    assert f" of {root} (" in cuda_header.library().version
+    version = cuda_header.CudaHeader().version()  # goes into recordings, which name no path
+    assert version.startswith("the system's CUDA toolkit") and str(tmp_path) not in version
     same_bits(cuda_header.encode_e2m1(BFLOAT16), e2m1.encode(BFLOAT16))
 
 

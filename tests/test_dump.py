@@ -1288,7 +1288,7 @@ def test_save_tensor(case: str, suffix: str, tmp_path: Path) -> None:
 def test_save_tensor_refuses(tmp_path: Path) -> None:
     (tmp_path / "folder.npy").mkdir()
     for name, array, message in (
-        ("x.txt", np.zeros(1), "expected .npy or .npz or .safetensors"),
+        ("x.txt", np.zeros(1), "expected .npy, .npz or .safetensors"),
         ("x.npy", np.array([None]), "x.npy: cannot be written: "),
         ("x.npz", np.array([None]), "x.npz: cannot be written: "),
         ("x.safetensors", np.array([None]), "x.safetensors: cannot be written: Unknown dtype"),
@@ -1377,7 +1377,7 @@ def test_load_tensor_refuses(tmp_path: Path) -> None:
     np.save(path, np.zeros(3, np.float32))
     with pytest.raises(DumpError, match="dtype is 'int8', expected 'float32' or"):
         load_tensor(path, "int8")
-    with pytest.raises(DumpError, match="expected .npy or .npz or .safetensors"):
+    with pytest.raises(DumpError, match="expected .npy, .npz or .safetensors"):
         load_tensor(tmp_path / "x.txt")
     raw_safetensors(tmp_path / "x.safetensors", {"w": ("F8_E8M0", [2], b"ab"), "v": ("F32", [1], b"1234")})
     assert load_tensor(tmp_path / "x.safetensors", name="v").shape == (1,)
@@ -1416,7 +1416,7 @@ def test_without_the_safetensors_package(tmp_path: Path, monkeypatch: pytest.Mon
         with monkeypatch.context() as patch, pytest.raises(DumpError) as caught:
             patch.setitem(sys.modules, "safetensors", None)
             call()
-        assert str(caught.value) == f"{path}: needs the safetensors package: pip install nvfp4ref[safetensors]"
+        assert str(caught.value) == f"{path}: needs the safetensors package: pip install 'nvfp4ref[safetensors]'"
         with (
             monkeypatch.context() as patch,
             pytest.raises(DumpError, match="0.8 or newer and finds 0.7.0: pip"),

@@ -299,7 +299,7 @@ def test_nan_scale_bytes(byte: int) -> None:
     b.scales[66, 5] = b.scales[66, 0] = byte
     clean = [nv.NVFP4Tensor(q.packed, np.where(q.scales & 0x7F == 0x7F, 0, q.scales), q.amax) for q in (a, b)]
     for model in tensorcore.MODELS:
-        with pytest.warns(RuntimeWarning, match="1 rows of a and 1 rows of b have NaN scale bytes") as caught:
+        with pytest.warns(RuntimeWarning, match="1 row of a and 1 row of b have NaN scale bytes") as caught:
             found = nv.matmul(a, b, model=model)
         assert caught[0].filename == __file__
         expected = nv.matmul(*clean, model=model)

@@ -85,7 +85,7 @@ def test_any_nan_is_a_nan() -> None:
     d[3, 5] = 1
     report = check_gemm(gemm_dump(a, b, d))
     assert report.ulps == {"NaN or Inf": 1} and report.outputs["d"].first == [3, 5]
-    assert "1 rows of a have NaN scale bytes, so their outputs must be NaN" in report.sentences
+    assert "1 row of a has NaN scale bytes, so the outputs there must be NaN" in report.sentences
 
 
 # -- what explains a difference --------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ def test_part_of_it_is_explained() -> None:
     report = check_gemm(gemm_dump(a, b, d))
     best = report.deviations[0]
     assert best.way.model == "exact" and best.remaining == 1 and not best.exact
-    assert "all but 1 outputs" in str(report)
+    assert "all but 1 output" in str(report)
 
 
 def test_distance_across_zero_and_in_half_precision() -> None:

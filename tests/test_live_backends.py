@@ -639,7 +639,7 @@ def test_torchao_kernel_of_mslk(monkeypatch: pytest.MonkeyPatch, on_cpu: None) -
     assert len(found) > 10 and not departing(found)
 
 
-@pytest.mark.parametrize("output", [None, "packed", "scales_t"])
+@pytest.mark.parametrize("output", [None, "packed", "scales_t", "as its source says"])
 def test_torchao_training_kernels(monkeypatch: pytest.MonkeyPatch, on_cpu: None, output: str | None) -> None:
     module = torchao()
     names = [use.split(":") for use in module.TorchaoTraining.uses]
@@ -647,9 +647,10 @@ def test_torchao_training_kernels(monkeypatch: pytest.MonkeyPatch, on_cpu: None,
     assert list(inspect.signature(real[0]).parameters)[:2] == ["A", "global_amax"]
     assert list(inspect.signature(real[1]).parameters)[:4] == ["A", "col_global_amax", "row_global_amax", "sign_vector"]
     fault = flip(output or "none")
+    played = module.TorchaoTraining.computes if output == "as its source says" else "te-2.14"
 
     def side(x: Array, name: str, **how: Any) -> tuple[Any, Any]:
-        q = nv.quantize(x, arithmetic="te-2.14", **how)
+        q = nv.quantize(x, arithmetic=played, **how)
         rows, columns = q.scales.shape
         swizzled = nv.layout.swizzle(fault(f"scales{name}", q.scales)).reshape(rows // 128, columns // 4, 32, 16)
         return to_torch(fault(f"packed{name}", q.packed)), to_torch(swizzled)
@@ -669,9 +670,32 @@ def test_torchao_training_kernels(monkeypatch: pytest.MonkeyPatch, on_cpu: None,
     cases = [case for case in finite if case.family in families]
     found = results(backend, cases)
     right = answered(found)
-    assert len(right) > 5 and departing(right) == ({output} if output else set())
+    expected = {"packed", "scales", "packed_t", "scales_t"} if output == "as its source says" else {output} - {None}
+    assert len(right) > 5 and departing(right) == expected
     words = refusals(found).values()
     assert all("multiples of 128" in said or "transforms" in said for said in words)
+
+
+def test_torchao_training_departs_from_its_preset_where_its_docs_say() -> None:
+    """By the floor: 0x08 wherever te-2.14 has a smaller byte, and only under those bytes other codes."""
+    torch = pytest.importorskip("torch")
+    computes = torchao().TorchaoTraining.computes
+    assert computes.scale_floor == torch.finfo(torch.float8_e4m3fn).tiny == nv.e4m3.decode(np.uint8(0x08))
+    exact = nv.arithmetic(computes, division="ieee")
+    below = codes_below = 0
+    for case in quick():
+        plain = case.kind == "quantize" and not case.fields and case.rounding == "nearest-even" and case.amax is None
+        if not plain or case.x.dtype != ml_dtypes.bfloat16 or not np.isfinite(case.x.astype(np.float32)).all():
+            continue
+        declared, found = (nv.quantize(case.x, block=case.block, arithmetic=ar) for ar in ("te-2.14", exact))
+        floored = declared.scales < 0x08
+        assert (found.scales == np.where(floored, np.uint8(0x08), declared.scales)).all(), case.id
+        apart = (found.codes != declared.codes).reshape(*floored.shape, 16).any(-1)
+        assert not (apart & ~floored).any(), case.id
+        below, codes_below = below + int(floored.sum()), codes_below + int(apart.sum())
+    assert below > 100 and codes_below > 10  # the suite shows it
+    x = nv.quantize(np.full((1, 16), 3, np.float32), amax=np.float32(7), arithmetic=computes)
+    assert x.steps.global_scale == nv.quantize(np.zeros((1, 16)), amax=7.0, arithmetic="te-jax-gpu").steps.global_scale
 
 
 # ---- JAX ---------------------------------------------------------------------------------------------------

@@ -139,7 +139,7 @@ def test_a_device_may_decline() -> None:
     lines = [f"{line.rsplit(' ', 1)[0]} -" if " e4m3 " in line else line for line in answers(plan)]
     outcome = verified(lines)
     assert outcome.exit_code == 0 and outcome.judged == 50
-    assert "50 declined" in str(outcome) and "right: 1 of 1 operations right" in str(outcome)
+    assert "50 declined" in str(outcome) and "right: 1 of 1 operation right" in str(outcome)
 
 
 def test_declining_everything_is_not_right() -> None:
@@ -206,10 +206,10 @@ def moved(lines: list[str]) -> list[str]:
 BROKEN: dict[str, tuple[Edit, list[str]]] = {
     "dropped": (
         lambda a: a[:10] + a[11:],
-        ["1 of 276 answers are missing, first number 10", "NOT WHOLE"],
+        ["1 of 276 answers is missing, first number 10", "NOT WHOLE"],
     ),
     "dropped-many": (lambda a: a[:10] + a[60:], ["50 of 276 answers are missing, first number 10"]),
-    "last-dropped": (lambda a: a[:-2] + a[-1:], ["1 of 276 answers are missing, first number 276"]),
+    "last-dropped": (lambda a: a[:-2] + a[-1:], ["1 of 276 answers is missing, first number 276"]),
     "doubled": (lambda a: [*a[:11], a[10], *a[11:]], ["line 12: number 10 for the second time"]),
     "moved": (moved, ["line 15: number 10 comes after 14", "0 of 276 answers differ"]),
     "cut": (lambda a: a[:100], ["the output ends after line 100, before the line '# end 276'", "177 of 276 answers"]),
@@ -480,8 +480,8 @@ def test_answers_come_as_soon_as_they_can() -> None:
         (["1 e2m1 0", "2"], "line 2: '2' asks for no operation"),
         (["1 e5m2 00000000"], "line 1: '1 e5m2 00000000' asks for no operation"),
         (["# x", "1 e2m1 0000000"], "line 2: x:f32 has 8 hexadecimal digits"),
-        (["1 e2m1"], "line 1: e2m1 takes 1 operands; got 0"),
-        (["1 e2m1 00000000", "2 e2m1 00000000 0"], "line 2: e2m1 takes 1 operands; got 2"),
+        (["1 e2m1"], "line 1: e2m1 takes 1 operand; got 0"),
+        (["1 e2m1 00000000", "2 e2m1 00000000 0"], "line 2: e2m1 takes 1 operand; got 2"),
     ],
 )
 def test_a_request_that_asks_nothing(lines: list[str], sentence: str) -> None:

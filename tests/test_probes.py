@@ -376,7 +376,7 @@ def test_strange_output_is_refused(text: str, message: str) -> None:
 
 def test_strange_lines_and_files_are_refused() -> None:
     output = Output({"compared": ["many"], "sweep": ["runs.bin 2 0 10 1"]}, {"runs.bin": b"1234"}, {})
-    with pytest.raises(ProbeError, match="line 'compared' does not hold 1 integers: 'many'"):
+    with pytest.raises(ProbeError, match="line 'compared' does not hold 1 integer: 'many'"):
         output.integers("compared")
     with pytest.raises(ProbeError, match="wrote no file table.bin"):
         output.array("table.bin", np.int8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shutil
@@ -17,7 +18,9 @@ import pytest
 
 import nvfp4ref as nv
 from conformance.assertion import as_dump
+from conformance.compare import check
 from conformance.pytest_plugin import assert_nvfp4_equal, assert_pipe_conforms, nvfp4_quantizer
+from conformance.pytest_suite import Diagnoses
 
 pytest_plugins = ["pytester"]
 
@@ -279,6 +282,63 @@ def test_a_broken_function_fails_with_the_diagnosis(project: pytest.Pytester) ->
     assert "def assert_equal" not in text, "no traceback of the plug-in"
 
 
+NOISY = """
+import nvfp4ref as nv
+
+def quantize(x):
+    q = nv.quantize(x)
+    packed, scales = q.packed.copy(), q.scales.copy()
+    packed[::3, ::5] ^= 0x02  # as no known deviation does
+    return packed, scales, q.amax
+"""
+
+
+def test_the_first_failures_of_a_stage_are_diagnosed_and_the_others_told(project: pytest.Pytester) -> None:
+    project.makepyfile(noisy=NOISY)
+    chosen = ("--nvfp4-quantizer", "noisy:quantize", "-k", "e2m1-tie and amax and 1x16.row")
+    text = output(run(project, *chosen, "--nvfp4-diagnose", "1"))
+    failed = len(re.findall(r"first at packing", text))
+    brief = "not diagnosed, after 1 failure at packing: --nvfp4-diagnose all diagnoses every one"
+    assert failed > 5 and text.count(brief) == failed - 1 == text.count(brief.partition(":")[0])
+    assert text.count("found only where it differs") == 1  # the tables of elements
+    assert len(re.findall(r"packed +\d[\d,]* of ", text)) == failed  # counts are there for all
+    assert f"  {failed - 1} failures not diagnosed, but the first of each stage: --nvfp4-diagnose all" in text
+    text = output(run(project, *chosen, "--nvfp4-diagnose", "0"))
+    assert text.count("not diagnosed, as asked: --nvfp4-diagnose all") == failed
+
+
+def test_how_many_are_diagnosed() -> None:
+    three, every = Diagnoses.read(None), Diagnoses.read("all")
+    said = [three.of("mine", stage) for stage in ("rounding", "rounding", "rounding", "rounding", "packing")]
+    assert [one is None for one in said] == [True, True, True, False, True]
+    assert three.of("another", "rounding") is None
+    assert all(every.of("mine", "rounding") is None for _ in range(9))
+
+
+def test_what_is_expected_to_fail_is_not_diagnosed(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("conformance.diagnose")  # its name in the package is the function's
+    project.makepyfile(noisy=NOISY)
+    project.path.joinpath("xfails.txt").write_text("e2m1-tie/*\n", encoding="utf-8")
+    monkeypatch.setattr(module, "of_sides", lambda sides: pytest.fail("diagnosed"))
+    chosen = ("--nvfp4-quantizer", "noisy:quantize", "-k", FEW, "--nvfp4-xfails", "xfails.txt")
+    result = run(project, *chosen)
+    assert result.ret == 0 and result.parseoutcomes()["xfailed"] == 2 and "failures not diagnosed" not in output(result)
+
+
+def test_a_glance_sees_the_stage_by_the_shape_of_the_difference() -> None:
+    for changes, stage in (
+        ({"scale_rounding": "up"}, "block-scale"),
+        ({"element_rounding": "truncate"}, "rounding"),
+        ({"encode_scale": "quotient"}, "rounding"),  # it shows in ties, where the diagnosis knows better
+    ):
+        q = nv.quantize(X, arithmetic=nv.arithmetic("te", **changes))
+        dump = nv.from_tensor(q, X, arithmetic="te")
+        glance, whole = check(dump, diagnose=False), check(dump)
+        assert glance.outputs == whole.outputs and glance.verdict == whole.verdict == "differs"
+        assert glance.deviations == () and glance.stage == stage, changes
+        assert whole.deviations and whole.stage == ("encode-scale" if "encode_scale" in changes else stage)
+
+
 def test_nothing_judged_is_no_pass(project: pytest.Pytester) -> None:
     result = run(project, "--nvfp4-quantizer", "kernels:nothing", "-k", "shape")
     assert result.ret == 1 and "NOTHING WAS JUDGED" in output(result)
@@ -358,6 +418,8 @@ def test_the_full_suite(project: pytest.Pytester) -> None:
         (["--nvfp4-quantizer", "kernels:number"], "int is no function"),
         (["--nvfp4-quantizer", "kernels:good", "--nvfp4-arithmetic", "tee"], "there is no preset 'tee'"),
         (["--nvfp4-backend", "absent"], "there is no backend 'absent'"),
+        (["--nvfp4-quantizer", "kernels:good", "--nvfp4-diagnose", "some"], "takes a number or all; got 'some'"),
+        (["--nvfp4-diagnose", "all"], "--nvfp4-diagnose needs --nvfp4-quantizer"),
         (["--nvfp4-suite", "quick"], "--nvfp4-suite needs --nvfp4-quantizer"),
         (["--nvfp4-xfails", "x.txt"], "--nvfp4-xfails needs --nvfp4-quantizer"),
         (["--nvfp4-quantizer", "kernels:good", "--nvfp4-xfails", "absent.txt"], "absent.txt: cannot be read"),
@@ -469,7 +531,7 @@ def test_a_backend_that_departs_is_diagnosed(project: pytest.Pytester) -> None:
     text = output(result)
     assert result.ret == 1 and "block-scale.divide-by-6" in text and "expected" in text
     assert "refused: float32 is not for this device" in text
-    assert re.search(r"departing against te, quick suite: .*1 fail.*, \d+ beyond its features", text)
+    assert re.search(r"departing against te, quick suite: .*\b1 fails.*, \d+ beyond its features", text)
 
 
 def test_the_fixture(project: pytest.Pytester) -> None:

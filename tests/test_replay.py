@@ -36,7 +36,7 @@ def test_the_state_of_a_cuda_generator() -> None:
 def test_a_torch_tensor_of_the_state() -> None:
     torch = pytest.importorskip("torch")
     assert rng.torch_state(torch.tensor(list(STATE_BYTES), dtype=torch.uint8)) == (0x123456789ABCDEF0, 4)
-    with pytest.raises(ValueError, match="got 5056 items of uint8"):
+    with pytest.raises(ValueError, match="got 5,056 items of uint8"):
         rng.torch_state(torch.get_rng_state())
     with pytest.raises(ValueError, match="draw from a CUDA generator.*got one on cpu"):
         rng.torch_state(torch.Generator())
@@ -44,7 +44,7 @@ def test_a_torch_tensor_of_the_state() -> None:
 
 @pytest.mark.parametrize(
     ("state", "says"),
-    [(b"12345678", "got 8 items of uint8"), (np.zeros(2, np.int64), "got 2 items of int64"), (7, "got 1 items")],
+    [(b"12345678", "got 8 items of uint8"), (np.zeros(2, np.int64), "got 2 items of int64"), (7, "got 1 item")],
 )
 def test_another_state_is_refused(state: Any, says: str) -> None:
     with pytest.raises(ValueError, match=f"16 bytes, seed and offset.*{says}"):

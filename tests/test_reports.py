@@ -554,8 +554,8 @@ def test_a_page_of_a_run_has_backends_families_cases_and_rules_by_backend() -> N
     root = structure(hostile_page())
     backends = [words(row) for row in root.find(".//section[@id='backends']//tbody")]
     assert "✗ departs te 4" in backends[0] and "! failed" in backends[1] and "NaN in the input" in backends[1]
-    assert "refused one case: needs sm_100" in backends[2] and "refused" not in backends[0]
-    assert "– not run refused one case: needs sm_100" in backends[3] and "– not run" in backends[4]
+    assert "refused 1 case: needs sm_100" in backends[2] and "refused" not in backends[0]
+    assert "– not run refused 1 case: needs sm_100" in backends[3] and "– not run" in backends[4]
     assert "– refused" in words(root.find(".//section[@id='families']"))
     assert "refused" not in words(root.find(".//section[@id='cases']//tbody"))
     assert "order of operations" in words(root.find(".//section[@id='cases']"))
@@ -650,7 +650,7 @@ def test_without_jinja_the_page_is_refused_in_a_sentence(monkeypatch: pytest.Mon
 
 def test_the_text_says_what_was_refused() -> None:
     text = as_text(hostile()[0])
-    assert "not run: refused one case: needs sm_100" in text and "of 3 backends that ran conform" in text
+    assert "not run: refused 1 case: needs sm_100" in text and "of 3 backends that ran conform" in text
 
 
 def test_an_empty_page_is_a_page() -> None:

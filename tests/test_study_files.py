@@ -151,7 +151,7 @@ def test_folders_and_indexes(here: Path) -> None:
     for path in (here, "model.safetensors.index.json"):
         found = study.study_files(path, FAST)
         assert list(figures(found)) == ["y.0", "y.1"]
-        assert "lists 1 tensors that no file has: z" in found.errors[0] and not found.complete
+        assert "lists 1 tensor that no file has: z" in found.errors[0] and not found.complete
     found = study.study_files(["a.safetensors", "b.safetensors"], FAST, only=["*.0"], exclude=["x*"])
     assert list(figures(found)) == ["y.0"] and status(found)["x.0"] == ("skipped", "not chosen")
 

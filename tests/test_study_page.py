@@ -283,7 +283,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     (folder / "x.npy").write_bytes(b"")
     assert nvfp4_study(*arguments, "--fresh", "--only", "layers.1*") == 2
     printed, complaints = capsys.readouterr()
-    assert "1 tensors measured; 4 skipped" in printed
+    assert "1 tensor measured; 4 skipped" in printed
     assert complaints.startswith("nvfp4: ") and "x.npy" in complaints and complaints.count("\n") == 1
     assert "not chosen" in (out / "report.html").read_text(encoding="utf-8")
 
@@ -409,7 +409,7 @@ def test_what_is_given_twice_is_said(tmp_path: Path, capsys: pytest.CaptureFixtu
     options = ("-o", tmp_path / "out", "--format", "nvfp4", "--format", "te", "--workers", "1")
     assert nvfp4_study(tmp_path / "x.npy", again, *options) == 0
     printed, complaints = capsys.readouterr()
-    assert "1 tensors measured" in printed
+    assert "1 tensor measured" in printed
     assert "te is the same format as nvfp4: studied once, as nvfp4" in complaints
     assert f"{again}: given twice: studied once" in complaints
     assert "given twice: studied once" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")

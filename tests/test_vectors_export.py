@@ -267,6 +267,26 @@ def test_an_export_replaces_nothing_else(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no part of an export"):
         export(tmp_path / "out")
     assert (tmp_path / "mine" / "notes.txt").exists() and (tmp_path / "out" / "E2M1-RNE.bin").exists()
+    site = tmp_path / "site"  # files of such names are no export for that
+    site.mkdir()
+    for name in ("index.json", "data.json", "data.bin"):
+        (site / name).write_text('{"format": "mine", "groups": []}', encoding="utf-8")
+    with pytest.raises(ValueError, match=r"holds 'data.bin', which is no part of an export"):
+        export(site, rules=["E2M1-RNE"])
+    assert len(list(site.iterdir())) == 3
+
+
+def test_an_export_says_what_it_replaces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(tmp_path / "out")
+    (tmp_path / "out").mkdir()
+    assert command("export", folder, "--rule", "E2M1-RNE", "--rule", "E2M1-NAN") == 0
+    assert capsys.readouterr().err == ""  # an empty folder
+    assert command("export", folder, "--rule", "E2M1-RNE") == 0
+    said = (
+        f"nvfp4: {folder}: replaces the export that is there, of 2 rules, size small, specification {nv.SPEC_VERSION}"
+    )
+    assert capsys.readouterr().err.strip() == said
+    assert command("lint", folder) == 0 and not (tmp_path / "out" / "E2M1-NAN.bin").exists()
 
 
 def test_progress_is_told(tmp_path: Path) -> None:
@@ -324,8 +344,8 @@ def flip(folder: Path, offset: int, to: int = 0x0F) -> None:
 
 
 DAMAGES: dict[str, tuple[Any, str]] = {
-    "result": (lambda f: flip(f, 1104 + 30), "1 of 276 rows hold another result"),
-    "operand": (lambda f: flip(f, 3, 0x50), "1 of 276 rows hold another result"),
+    "result": (lambda f: flip(f, 1104 + 30), "1 of 276 rows holds another result"),
+    "operand": (lambda f: flip(f, 3, 0x50), "1 of 276 rows holds another result"),
     "code": (lambda f: flip(f, 1104, 0x10), "code holds codes above 15"),
     "checksum": (lambda f: (f / "E2M1-RNE.bin").write_bytes(b"\0" * 1380), "its checksum differs"),
     "no-data": (lambda f: (f / "E2M1-RNE.bin").unlink(), "E2M1-RNE.bin cannot be read"),
@@ -413,7 +433,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "whole, consistent and right" in capsys.readouterr().out
     (tmp_path / "out" / "SR-SM100.bin").write_bytes(b"")
     assert command("lint", folder) == 1
-    assert "1 faults" in capsys.readouterr().out
+    assert "1 fault\n" in capsys.readouterr().out
     assert command("list") == 0
     listed = capsys.readouterr().out
     assert "E2M1-RNE" in listed and "x:f32 -> code:e2m1" in listed and "no vectors: which kernel runs" in listed

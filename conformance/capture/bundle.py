@@ -4,7 +4,7 @@ A bundle is a zip of these members; while it is recorded they are the files of a
 can be read as well::
 
     manifest.json    SHA-256 and size of every other member; its own SHA-256 is the bundle's root hash
-    bundle.json      format, version, what was asked, machine and versions
+    bundle.json      format, version, what was asked, of which generation the cases were, machine and versions
     backends/NAME/   one folder a backend, and probes/NAME/ one a probe, each with
         unit.json        what it is, which version ran, which cases it was to answer, or why it could not
         records.jsonl    a line a case: id, hash of the question, outputs or error
@@ -38,7 +38,9 @@ from nvfp4ref.container import DumpError, blame, foreign, replacing, shown
 
 Array = np.ndarray[Any, Any]
 
-FORMAT, VERSION = "nvfp4-bundle", 1
+FORMAT, VERSION = "nvfp4-bundle", 2
+#: Versions that are read.  One of version 1 says nothing of the generation of its cases: there was only the first.
+READ = (1, VERSION)
 KINDS = ("backend", "probe")
 UNIT_FILES = ("unit.json", "records.jsonl", "arrays.bin", "end.json")
 #: A unit's name is the name of a folder, on every system.
@@ -70,6 +72,14 @@ BundleError = DumpError
 def printable(text: str) -> str:
     """Text of a recording as a terminal may be given it: control characters, and what is no character, are escaped."""
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
+_FOLDERS = re.compile(r"(?<![\w/.…])(?:/[^\s/'\":,;()<>]+)+/|(?<!\w)[A-Za-z]:\\(?:[^\s\\'\"]+\\)*")
+
+
+def without_folders(text: str) -> str:
+    """Text of another's message as it is recorded: of each absolute path no more than the file's name."""
+    return _FOLDERS.sub("…/", text.replace(os.path.expanduser("~") + os.sep, "…/"))
 
 
 def _require(found: Mapping[str, Any], where: str, *fields: tuple[str, type | tuple[type, ...], str]) -> None:
@@ -288,6 +298,11 @@ class Bundle:
     root: str | None
     members: _Members = field(repr=False)
 
+    @property
+    def generation(self) -> int:
+        """Of which generation the cases were that could be asked (generations.py)."""
+        return int(self.header.get("generation", 1))
+
 
 def partial(path: str | os.PathLike[str]) -> Path:
     """The folder in which a bundle is recorded."""
@@ -324,7 +339,10 @@ def _opened(path: Path, members: _Members, root: str | None) -> Bundle:
         *((name, dict, "an object") for name in ("oracle", "environment", "packages")),
         *((name, str, "a text") for name in ("suite", "date")),
         ("gpus", list, "a list of devices"),
+        ("generation", int, "the number of a generation of cases"),
     )
+    if header["version"] > 1 and header.get("generation", 0) < 1:
+        raise BundleError(f"bundle.json gives generation as {shown(header.get('generation'))}; expected 1 or more")
     for name in ("oracle", "environment"):
         if not all(isinstance(one, str) for one in header.get(name, {}).values()):
             raise BundleError(f"bundle.json gives {name} as {shown(header[name])}; expected texts")
@@ -369,10 +387,10 @@ def _versioned(name: str, data: bytes) -> dict[str, Any]:
     if found.get("format") != FORMAT:
         raise BundleError(f"is no bundle: {name} gives the format {shown(found.get('format'))}, expected {FORMAT!r}")
     version = found.get("version")
-    if version != VERSION:
+    if type(version) is not int or version not in READ:
         raise BundleError(
-            f"is a bundle of version {shown(version)}, and this nvfp4ref reads version {VERSION}: "
-            "replay it with the nvfp4ref that wrote it, or a newer one"
+            f"is a bundle of version {shown(version)}, and this nvfp4ref reads versions "
+            f"{' and '.join(map(str, READ))}: replay it with the nvfp4ref that wrote it, or a newer one"
         )
     return found
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from conformance import cases as suite_cases
 from conformance.capture import simulated
-from conformance.capture.bundle import BundleError, Record, describe
+from conformance.capture.bundle import BundleError, Record, describe, without_folders
 from conformance.capture.journal import Writer
 from conformance.capture.question import digest
 from conformance.expect import Expectation
@@ -161,6 +161,7 @@ def _begin(unit: Writer, info: dict[str, Any]) -> bool:
 
     Records of another version stay as they are: nothing is mixed with them, and nothing is thrown away.
     """
+    info |= {name: without_folders(info[name]) for name in ("version", "reason") if info[name]}
     before = unit.read("unit.json")
     if unit.recorded and before.get("version") != info["version"]:
         now = info["version"] or f"nothing that runs: {info['reason']}"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from conformance import terminal
 from conformance.run import NOT_RUN
+from conformance.terminal import add_command
 
 if TYPE_CHECKING:
     from conformance.capture.replay import Replay
@@ -15,16 +16,17 @@ if TYPE_CHECKING:
 
 def add_capture(actions: Any) -> None:
     """The action ``capture``."""
-    action = actions.add_parser(
+    action = add_command(
+        actions,
         "capture",
-        help="record in one file what the quantizers and the GPU of this machine answer; exit 0 when all conforms",
+        "record in one file what the quantizers and the GPU of this machine answer; exit 0 when all conforms",
     )
     action.add_argument(
-        "-o", "--output", metavar="FILE", required=True, help="the bundle; it is gone on with if it is there"
+        "-o", "--output", metavar="FILE", required=True, help="the bundle to write; one that is there is continued"
     )
-    action.add_argument("--suite", choices=["quick", "full"], default="quick")
-    action.add_argument("--backend", action="append", metavar="NAME", help="only this one; may be given again")
-    action.add_argument("--probe", action="append", metavar="NAME", help="only this one; may be given again")
+    action.add_argument("--suite", choices=["quick", "full"], default="quick", help="default quick")
+    action.add_argument("--backend", action="append", metavar="NAME", help="only this backend; may be given again")
+    action.add_argument("--probe", action="append", metavar="NAME", help="only this probe; may be given again")
     action.add_argument("--no-probes", action="store_true", help="backends alone")
     action.add_argument(
         "--simulate",
@@ -44,11 +46,12 @@ def add_capture(actions: Any) -> None:
 
 def add_replay(actions: Any) -> None:
     """The action ``replay``."""
-    action = actions.add_parser(
+    action = add_command(
+        actions,
         "replay",
-        help="judge a bundle again, every byte, without its machine; exit 0 conforms, 1 not, 2 not judged",
+        "judge a bundle again, every byte, without its machine; exit 0 conforms, 1 not, 2 not judged",
     )
-    action.add_argument("bundle", metavar="FILE")
+    action.add_argument("bundle", metavar="FILE", help="the bundle; FILE.partial is read while it is not finished")
     _add_reports(action)
     action.add_argument(
         "--update-ledger",
@@ -59,9 +62,9 @@ def add_replay(actions: Any) -> None:
 
 
 def _add_reports(action: argparse.ArgumentParser) -> None:
-    action.add_argument("--json", metavar="FILE")
-    action.add_argument("--junit", metavar="FILE")
-    action.add_argument("--html", metavar="FILE")
+    action.add_argument("--json", metavar="FILE", help="write the report for programs")
+    action.add_argument("--junit", metavar="FILE", help="write the report for continuous integration")
+    action.add_argument("--html", metavar="FILE", help="write the report as a page")
 
 
 def _seconds(text: str) -> float:

@@ -14,7 +14,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from conformance.capture.bundle import Array, BundleError, Record, Ref, describe, intact, little, parse_records
+from conformance.capture.bundle import (
+    Array,
+    BundleError,
+    Record,
+    Ref,
+    describe,
+    intact,
+    little,
+    parse_records,
+    without_folders,
+)
 from nvfp4ref.container import blame, foreign, replacing
 
 _LOCK, _NOW = "lock", "now.json"
@@ -118,7 +128,10 @@ class Writer:
         write_json(self.folder / name, value)
 
     def add(self, record: Record, arrays: Mapping[str, Array], keep: Mapping[str, bool] | None = None) -> None:
-        """Append a record whose outputs are these arrays; those that ``keep`` names False leave only their hash."""
+        """Append a record whose outputs are these arrays; those that ``keep`` names False leave only their hash.
+
+        Of paths in its messages only the names of files are written.
+        """
         with self._writing():
             outputs: dict[str, Ref] = {}
             with open(self.folder / "arrays.bin", "ab") as file:
@@ -128,7 +141,8 @@ class Writer:
                         ref = Ref(ref.dtype, ref.shape, ref.sha256, file.tell())
                         file.write(little(array)[1].tobytes())
                     outputs[name] = ref
-            whole = replace(record, outputs=outputs)
+            error, refused = (text and without_folders(text) for text in (record.error, record.refused))
+            whole = replace(record, outputs=outputs, error=error, refused=refused)
             with open(self.folder / "records.jsonl", "ab") as file:
                 file.write((json.dumps(whole.to_json()) + "\n").encode())
         self.recorded[record.id] = whole

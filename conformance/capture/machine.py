@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 
 import nvfp4ref as nv
+from conformance.capture.bundle import without_folders
 
 #: Distributions, by the start of their names, whose versions are written down.
 _PACKAGES = (
@@ -35,7 +36,7 @@ def facts() -> dict[str, Any]:
         },
         "packages": packages(),
         "gpus": devices,
-        "no_gpu": reason,
+        "no_gpu": reason and without_folders(reason),
     }
 
 

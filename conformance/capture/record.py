@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from conformance.capture import bundle as bundles
-from conformance.capture import machine
-from conformance.capture.bundle import FORMAT, UNIT_NAME, VERSION, BundleError, Record, printable
+from conformance.capture import generations, machine
+from conformance.capture.bundle import FORMAT, UNIT_NAME, VERSION, BundleError, Record, printable, without_folders
 from conformance.capture.child import LOST, UNWRITABLE
 from conformance.capture.journal import Writer, locked, write_json
 from nvfp4ref.container import foreign, shown
@@ -32,7 +32,7 @@ TIMEOUT = 300.0  # seconds
 _STARTS = 4  # of a unit's process: the first, and after the deaths of three
 _GRACE = 20.0  # seconds for what was killed to be gone
 #: Of the header, for a recording to be gone on with.
-_SAME = ("format", "version", "suite", "oracle", "environment", "gpus")
+_SAME = ("format", "version", "suite", "generation", "oracle", "environment", "gpus")
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,7 @@ def _begin(target: Path, folder: Path, asked: Asked) -> None:
         "format": FORMAT,
         "version": VERSION,
         "suite": asked.suite,
+        "generation": generations.latest(),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         **machine.facts(),
         "asked": {"backends": list(asked.backends), "probes": list(asked.probes)},
@@ -286,4 +287,4 @@ class _Child:
         """The last line that it printed."""
         lines = b"".join(self._tail).decode(errors="replace").splitlines()
         said = next((" ".join(line.split())[:300] for line in reversed(lines) if line.strip()), "it said nothing")
-        return printable(said)
+        return printable(without_folders(said))

@@ -1,8 +1,9 @@
 """Judging a bundle without the machine that made it: every recorded byte against the oracle, every probe anew.
 
 Nothing that the recording says about itself is believed: cases are made again and must hash to the question that
-was recorded, the cases of the suite that the backend serves must all be there with their outputs, these are compared
-with the oracle's, and a probe's counts are counted again from its arrays.
+was recorded, the cases of the suite that the backend serves must all be there with their outputs, but for those that
+were made after the recording, these are compared with the oracle's, and a probe's counts are counted again from its
+arrays.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy as np
 import nvfp4ref as nv
 from conformance import cases as suite_cases
 from conformance import run
-from conformance.capture import machine, simulated
+from conformance.capture import generations, machine, simulated
 from conformance.capture.bundle import Bundle, BundleError, Record, Ref, Unit, describe, open_bundle
 from conformance.capture.question import digest
 from conformance.compare import NOT_JUDGED, Report, check
@@ -31,7 +32,7 @@ from conformance.expect import Expectation
 from conformance.report import Seen
 from nvfp4hw import backends
 from nvfp4hw.backends.base import Case, Outputs
-from nvfp4ref.container import blame, foreign, shown
+from nvfp4ref.container import agreed, blame, counted, foreign, shown
 from nvfp4ref.dump import Dump
 
 #: Called with a label, how many are done, and of how many (0: not known).
@@ -51,6 +52,7 @@ class UnitResult:
         unit: as recorded.
         result: the counts, in the form of a run of the suite; a probe is one with a single case.
         missing: ids of cases that it was to answer, for it was asked or serves them here, and that are not recorded.
+        newer: ids of cases that it serves here, and that nobody could ask when it was recorded.
         rules: counts by rule, over the outputs that rest on it.
         named: what the differences are, in sentences.
         refused: what the package or its device refused to do, in its words, by case.
@@ -61,6 +63,7 @@ class UnitResult:
     unit: Unit
     result: run.BackendResult
     missing: tuple[str, ...] = ()
+    newer: tuple[str, ...] = ()
     rules: dict[str, Count] = field(default_factory=dict)
     named: tuple[str, ...] = ()
     refused: dict[str, str] = field(default_factory=dict)
@@ -135,13 +138,30 @@ def replay(path: str | os.PathLike[str], progress: Progress | None = None) -> Re
     start = time.monotonic()
     bundle = open_bundle(path)
     suite = _suite(bundle)
-    questions, seen = _Questions(suite, machine.recorder(bundle.header)), Seen()
+    with blame(bundle.path):
+        generation = _generation(bundle, suite)
+    questions, seen = _Questions(suite, machine.recorder(bundle.header), generation), Seen()
     units = []
     for unit in bundle.units:
         with blame(bundle.path), foreign(f"{unit.folder} cannot be judged"):
             judge = _backend if unit.kind == "backend" else _probe
             units.append(judge(unit, questions, seen, progress))
     return Replay(bundle, units, time.monotonic() - start, seen)
+
+
+def _generation(bundle: Bundle, suite: str) -> int:
+    """The generation of cases that a recording answers for: what it says, or that of the newest case that it has."""
+    has = (
+        _appeared(unit.name, suite, ident)
+        for unit in bundle.units
+        for ident in (*unit.info.get("asked", ()), *unit.records)
+    )
+    return max(bundle.generation, max(has, default=1))
+
+
+def _appeared(backend: str, suite: str, ident: str) -> int:
+    """The generation in which a case appeared, of the suite or of the backend's own."""
+    return max(generations.since(scope, ident) for scope in (suite, generations.own_cases(backend, suite)))
 
 
 def _suite(bundle: Bundle) -> str:
@@ -164,8 +184,9 @@ def _suite(bundle: Bundle) -> str:
 class _Questions:
     """The cases of a suite by id, and the hash of each; made once for all backends."""
 
-    def __init__(self, suite: str, recorder: str) -> None:
+    def __init__(self, suite: str, recorder: str, generation: int) -> None:
         self.suite = suite
+        self.generation = generation  # of the cases, when it was recorded
         self.elsewhere = f"replay it with what recorded it, {recorder}"
         self._cases: dict[str, Case] = {}
         self._digests: dict[str, str] = {}
@@ -183,6 +204,12 @@ class _Questions:
             return self.of_suite()
         own = None if isinstance(backend, backends.Unavailable) else backend.cases(self.suite)
         return self.of_suite() if own is None else {case.id: case for case in own}
+
+    def is_newer(self, backend: str, case: Case) -> bool:
+        """Whether a case, or a feature of the backend that it needs, came after the recording."""
+        of_case = _appeared(backend, self.suite, case.id)
+        of_features = (generations.since(generations.features(backend), need) for need in case.needs)
+        return max(of_case, *of_features) > self.generation
 
     def digest(self, case: Case) -> str:
         """The hash of a case, made once where backends share it."""
@@ -253,14 +280,21 @@ def _features(unit: Unit) -> frozenset[str]:
     return constant if isinstance(constant, frozenset) and not isinstance(backend, backends.Unavailable) else recorded
 
 
-def _to_answer(unit: Unit, known: dict[str, Case]) -> list[str]:
-    """Ids of the cases that it was to answer: what it was asked, and what it serves, whatever it says it was asked."""
+def _unanswered(unit: Unit, known: dict[str, Case], questions: _Questions) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Ids of cases without a record: those that it was to answer, and those that are newer than the recording.
+
+    It was to answer what it was asked, and what it serves, whatever it says it was asked.
+    """
     asked = [str(ident) for ident in unit.info.get("asked", ())]
     ours = unit.name in backends.built_in() or simulated.is_simulated(unit.name)
+    missing = [ident for ident in asked if ident not in unit.records]
     if not known or not (ours or any(ident in known for ident in asked)):  # cases of a package that is not here
-        return asked
-    features = _features(unit)
-    return list(dict.fromkeys([*asked, *(case.id for case in known.values() if case.needs <= features)]))
+        return tuple(missing), ()
+    features, done = _features(unit), {*asked, *unit.records}
+    served = [case for case in known.values() if case.needs <= features and case.id not in done]
+    newer = [questions.is_newer(unit.name, case) for case in served]
+    missing += [case.id for case, new in zip(served, newer, strict=True) if not new]
+    return tuple(missing), tuple(case.id for case, new in zip(served, newer, strict=True) if new)
 
 
 def _implied(case: Case, base: frozenset[str]) -> list[str]:
@@ -304,13 +338,14 @@ def _backend(unit: Unit, questions: _Questions, seen: Seen, progress: Progress |
             unjudged.append(str(reason))
         if progress is not None:
             progress(f"replaying {unit.name}", done, len(records))
-    missing = tuple(ident for ident in _to_answer(unit, known) if ident not in records)
+    missing, newer = _unanswered(unit, known, questions)
     result = _result(unit, results)
     if refused and not results and not unjudged:
-        result = replace(result, reason=f"it refuses all {len(refused)} cases: {next(iter(refused.values()))}")
+        which = agreed(len(refused), "its only case", f"all {len(refused)} cases")
+        result = replace(result, reason=f"it refuses {which}: {next(iter(refused.values()))}")
     rules = _counts_of(unit, seen)
     named = _named(answers, result, known)
-    return UnitResult(unit, result, missing, rules, named, refused, tuple(unjudged), dict(given))
+    return UnitResult(unit, result, missing, newer, rules, named, refused, tuple(unjudged), dict(given))
 
 
 def _counts_of(unit: Unit, seen: Seen) -> dict[str, Count]:
@@ -393,7 +428,8 @@ def _named(answers: _Answers, result: run.BackendResult, known: dict[str, Case])
             break
     if common:
         explained = [ident for ident, report in reports.items() if report.verdict != NOT_JUDGED]
-        which = f"the {len(explained)} departing cases looked at ({', '.join(explained[:3])} …)"
+        shown_ids = ", ".join(explained[:3]) + (" …" if len(explained) > 3 else "")
+        which = f"the {counted(len(explained), 'departing case')} looked at ({shown_ids})"
         return tuple(f"{one.id} explains {which}: {one.what}; {one.fix}" for one in common.values())
     return tuple(f"{ident}: {text}" for ident, report in reports.items() for text in _shape(report))
 
@@ -458,7 +494,8 @@ def _probe(unit: Unit, questions: _Questions, seen: Seen, progress: Progress | N
         cases.append(run.CaseResult(record.id, _PROBE, what, {"items": count}, {}, {}, record.seconds))
         for rule in rules:
             seen.counts.setdefault(rule, {})[unit.name] = count
-    return UnitResult(unit, _result(unit, cases), missing, _counts_of(unit, seen), named, unjudged=tuple(unjudged))
+    rests = _counts_of(unit, seen)
+    return UnitResult(unit, _result(unit, cases), missing, rules=rests, named=named, unjudged=tuple(unjudged))
 
 
 def _verified(unit: Unit, record: Record, questions: _Questions) -> tuple[Count, tuple[str, ...]]:

@@ -13,6 +13,8 @@ from conformance.capture import machine
 from conformance.capture.bundle import printable
 from conformance.capture.replay import Replay, UnitResult
 from conformance.count import Count
+from conformance.report.text import differing
+from nvfp4ref.container import agreed, counted
 
 _SHOWN = 5  # departing cases, and examples, that the text lists
 _WORD = {run.CONFORMS: "conforms", run.DEPARTS: "DEPARTS", run.FAILED: "FAILED", run.NOT_RUN: "not run"}
@@ -46,9 +48,9 @@ def _ran(found: Replay) -> Iterator[str]:
 def _unit(one: UnitResult, width: int) -> Iterator[str]:
     result = one.result
     total = sum(result.totals().values(), Count(0, 0))
-    said = f"{total.different:,} of {total.compared:,} items differ"
+    said = differing(total)
     if one.unit.kind == "backend":
-        said = f"{result.preset}, {len(result.cases)} cases, {said}"
+        said = f"{result.preset}, {counted(len(result.cases), 'case')}, {said}"
     word = _WORD[one.status] + (", partly refused" if one.partly_refused else "")
     yield f"{one.unit.name:<{width}}  {word}: {said}; {result.seconds:.1f} s"
     yield from (f"    {line}" for line in _details(one))
@@ -67,7 +69,7 @@ def _details(one: UnitResult) -> Iterator[str]:
     baseline = sum(result.totals(baseline=True).values(), Count(0, 0))
     if baseline.different:
         causes = ", ".join(f"{cause} {n:,}" for cause, n in result.causes().items())
-        yield f"departs from {run.BASELINE} in {baseline.different:,} items: {causes}"
+        yield f"departs from {run.BASELINE} in {counted(baseline.different, 'item')}: {causes}"
 
 
 def _gaps(one: UnitResult) -> Iterator[str]:
@@ -75,12 +77,21 @@ def _gaps(one: UnitResult) -> Iterator[str]:
     if one.stopped:
         missing = f"; {len(one.missing)} not recorded, from {one.missing[0]} on" if one.missing else ""
         yield f"{one.stopped}{missing}"
+    if one.newer:
+        shown = ", ".join(one.newer[:_SHOWN]) + (" …" if len(one.newer) > _SHOWN else "")
+        yield f"{_newer(len(one.newer))}: {shown}"
     yield from _first([f"not judged: {sentence}" for sentence in one.unjudged])
     for words, number in Counter(one.refused.values()).most_common(_SHOWN):
-        yield f"refused, in {number} cases: {words}"
+        yield f"refused, in {counted(number, 'case')}: {words}"
     if one.refused and one.given:
         of = len(one.unit.records)
-        yield f"outputs that were given: {', '.join(f'{name} in {n} of {of} cases' for name, n in one.given.items())}"
+        given = (f"{name} in {n} of {counted(of, 'case')}" for name, n in one.given.items())
+        yield f"outputs that were given: {', '.join(given)}"
+
+
+def _newer(number: int) -> str:
+    what = f"{counted(number, 'case')} {agreed(number, 'is', 'are')} newer than this recording"
+    return f"{what}, which is not held to {agreed(number, 'it', 'them')}"
 
 
 def _first(texts: list[str]) -> Iterator[str]:
@@ -108,7 +119,8 @@ def _rules(found: Replay) -> Iterator[str]:
     yield f"rules: {len(rules)} tested, {len(rules) - len(bad)} without any difference in what rests on them"
     worst = sorted(bad, key=lambda rule: -bad[rule].different / bad[rule].compared)
     for rule in worst[:_SHOWN]:
-        yield f"  {rule}: {bad[rule].different:,} of {bad[rule].compared:,} items that rest on it differ"
+        differ = agreed(bad[rule].different, "differs", "differ")
+        yield f"  {rule}: {bad[rule].different:,} of {bad[rule].compared:,} items that rest on it {differ}"
     if len(worst) > _SHOWN:
         yield f"  … and {', '.join(worst[_SHOWN:])}"
 
@@ -129,6 +141,7 @@ def _last(found: Replay) -> str:
     counted = {status: sum(one.status == status for one in found.units) for status in _WORD}
     said = [f"{n} {status}" for status, n in counted.items()]
     rest = {
+        "with cases newer than the recording": sum(bool(one.newer) for one in found.units),
         "partly refused": sum(one.partly_refused for one in found.units),
         "not judged to the end": sum(bool(one.unjudged) for one in found.units),
     }
@@ -145,6 +158,8 @@ def as_json(found: Replay) -> dict[str, Any]:
             "status": one.status,
             "stopped": one.stopped,
             "missing": list(one.missing),
+            "newer": list(one.newer),
+            "partly_refused": one.partly_refused,
             "unjudged": list(one.unjudged),
             "refused": one.refused,
             "named": list(one.named),
@@ -178,9 +193,11 @@ def write_html(path: str, found: Replay) -> None:
 
 
 def _with_missing(one: UnitResult) -> run.BackendResult:
+    """The result with what was not answered: missing and unjudged as errors, what is newer as refused, so skipped."""
     texts = {ident: str(one.stopped) for ident in one.missing}
     if one.stopped and not texts and not one.result.cases:
         texts = {one.unit.name: one.stopped}
     lost = [run.CaseResult(ident, "missing", "", {}, {}, error=text) for ident, text in texts.items()]
+    lost += [run.CaseResult(ident, "newer", "", {}, {}, refused=_newer(1)) for ident in one.newer]
     lost += [run.CaseResult(text.partition(":")[0], "unjudged", "", {}, {}, error=text) for text in one.unjudged]
     return replace(one.result, reason=None, cases=[*one.result.cases, *lost]) if lost else one.result

@@ -16,7 +16,7 @@ from conformance import ledger, run
 from conformance.capture.bundle import BundleError
 from conformance.capture.replay import RECORDINGS, Replay, UnitResult
 from conformance.count import Count
-from nvfp4ref.container import replacing
+from nvfp4ref.container import agreed, counted, replacing
 
 _IMPLEMENTATION, _NVIDIA = "another implementation run", "NVIDIA's own software run"
 BLACKWELL = "Blackwell run recorded by this suite"
@@ -65,16 +65,19 @@ def _no_witness(one: UnitResult) -> str | None:
 def _entry(found: Replay, one: UnitResult, file: str) -> dict[str, Any]:
     header, result = found.bundle.header, one.result
     total = sum(result.totals().values(), Count(0, 0))
-    of = f"{len(result.cases)} cases" if one.unit.kind == "backend" else "one probe"
-    incomplete = f"; {len(one.missing)} cases were not recorded" if one.missing else ""
-    failed = sum(case.error is not None for case in result.cases)
+    compared = f"{counted(total.compared, 'item')} in "
+    compared += counted(len(result.cases), "case") if one.unit.kind == "backend" else "one probe"
+    if failed := sum(case.error is not None for case in result.cases):
+        compared += f", {failed} of which failed"
+    if missing := len(one.missing):
+        compared += f"; {counted(missing, 'case')} {agreed(missing, 'was', 'were')} not recorded"
     return {
         "name": f"{Path(file).stem}: {one.unit.name}",
         "kind": _kind(one, header),
         "what": f"{one.unit.name}: {result.version}",
         "device": _device(one, header),
         "date": str(header["date"]),
-        "compared": f"{total.compared:,} items in {of}{f', {failed} of which failed' if failed else ''}{incomplete}",
+        "compared": compared,
         "different": total.different,
         "rules": list(one.rules),
         "inputs": {rule: count.compared for rule, count in one.rules.items()},
@@ -128,4 +131,4 @@ def update(found: Replay) -> list[str]:
         with replacing(target) as stream:
             stream.write(text.encode())
     names = ", ".join(one["name"] for one in entries)
-    return [*said, f"evidence of {len(entries)} witnesses ({names}): {path}, {page}, {kept}"]
+    return [*said, f"evidence of {counted(len(entries), 'witness', 'witnesses')} ({names}): {path}, {page}, {kept}"]

@@ -14,6 +14,7 @@ import numpy as np
 from conformance.checkpoint import Quantized
 from conformance.lint.report import Finding, fault, note
 from conformance.lint.whole import M, implied_amax
+from nvfp4ref.container import agreed
 
 _ACTIVATION_MAX = 65504.0
 
@@ -91,12 +92,14 @@ def _missing(scales: list[InputScale]) -> Iterator[tuple[int, Finding]]:
     for kind, group in alike.items():
         absent = [one for one in group if one.value is None]
         if absent and 2 * len(absent) < len(group):
+            there = len(group) - len(absent)
             for one in absent:
                 yield (
                     one.tensor,
                     fault(
                         "input-scale.missing",
-                        f"has no input scale, and {len(group) - len(absent):,} of {len(group):,} {kind} have one: "
-                        "calibration saw no token for it (an expert that was never chosen)",
+                        f"has no input scale, and {there:,} of {len(group):,} {kind} "
+                        f"{agreed(there, 'has', 'have')} one: calibration saw no token for it "
+                        "(an expert that was never chosen)",
                     ),
                 )

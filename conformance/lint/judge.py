@@ -17,6 +17,7 @@ from conformance.lint.matrix import Array, Matrix
 from conformance.lint.producers import ZERO_BLOCK, ZERO_TENSOR
 from conformance.lint.report import Finding, fault, note
 from nvfp4ref import layout
+from nvfp4ref.container import agreed, counted
 
 
 def check(facts: Facts) -> Iterator[Finding]:
@@ -127,16 +128,17 @@ def check_scales(facts: Facts) -> Iterator[Finding]:
     if nan and facts.top and facts.top < 0x78 and counts[0x70:0x78].any():
         yield fault(
             "block-scale.nan-above-240",
-            f"{nan:,} of {total:,} block scales are NaN{_first(facts, _is_nan)} and none is from 256 to 448: "
-            "E4M3 was taken for a format that ends at 240, as XLA does on the CPU; quantize again elsewhere",
+            f"{nan:,} of {total:,} block scales {agreed(nan, 'is', 'are')} NaN{_first(facts, _is_nan)} "
+            "and none is from 256 to 448: E4M3 was taken for a format that ends at 240, as XLA does on the CPU; "
+            "quantize again elsewhere",
             nan,
             total,
         )
     elif nan:
         yield fault(
             "block-scale.nan",
-            f"{nan:,} of {total:,} block scales are NaN{_first(facts, _is_nan)}: their elements are NaN; "
-            "look for NaN or an amax of 0 in what was quantized",
+            f"{nan:,} of {total:,} block scales {agreed(nan, 'is', 'are')} NaN{_first(facts, _is_nan)}: "
+            f"{agreed(nan, 'its', 'their')} elements are NaN; look for NaN or an amax of 0 in what was quantized",
             nan,
             total,
         )
@@ -144,7 +146,8 @@ def check_scales(facts: Facts) -> Iterator[Finding]:
     if negative:
         yield fault(
             "block-scale.negative",
-            f"{negative:,} of {total:,} block scales are negative{_first(facts, _is_negative)}, which no block amax "
+            f"{negative:,} of {total:,} block scales {agreed(negative, 'is', 'are')} negative"
+            f"{_first(facts, _is_negative)}, which no block amax "
             "gives: the bytes are no E4M3 scales, or the signs of elements have gone into them",
             negative,
             total,
@@ -202,7 +205,7 @@ def _zero_scales(facts: Facts) -> Iterator[Finding]:
     if reading.unsaturated:
         yield fault(
             "block-scale.zero",
-            f"{lost:,} of {facts.blocks:,} blocks have codes other than 0 and a scale of 0"
+            f"{lost:,} of {facts.blocks:,} blocks {agreed(lost, 'has', 'have')} codes other than 0 and a scale of 0"
             f"{_first(facts, _is_zero_over_codes)}: their elements are lost, and no quantizer wrote these codes "
             "for that scale",
             lost,
@@ -211,8 +214,8 @@ def _zero_scales(facts: Facts) -> Iterator[Finding]:
     else:
         yield note(
             "block-scale.underflow",
-            f"{lost:,} of {facts.blocks:,} blocks have a scale of 0 over codes ±6: the block was too small for the "
-            "scale, and reads as 0",
+            f"{lost:,} of {facts.blocks:,} blocks {agreed(lost, 'has', 'have')} a scale of 0 over codes ±6: "
+            "the block was too small for the scale, and reads as 0",
             lost,
             facts.blocks,
         )
@@ -270,12 +273,13 @@ def _block_maxima(facts: Facts) -> Iterator[Finding]:
         yield fault(
             "packing.shifted",
             f"blocks hold their ±6 only when the packed bytes are read from {shift} on: they were shifted by "
-            f"{shift} bytes, {2 * shift} elements",
+            f"{counted(shift, 'byte')}, {2 * shift} elements",
             short,
             total,
         )
         return
-    said = f"{short:,} of {total:,} {what}s with a normal scale hold no ±6, where the largest element becomes one"
+    hold = agreed(short, "holds", "hold")
+    said = f"{short:,} of {total:,} {what}s with a normal scale {hold} no ±6, where the largest element becomes one"
     if short > total / 10 and low and total >= 16:
         yield fault(
             "codes.block-maximum",

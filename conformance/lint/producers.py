@@ -7,6 +7,7 @@ from typing import Any
 
 from conformance.lint.report import Finding, note
 from nvfp4ref import e4m3
+from nvfp4ref.container import counted
 
 #: scales that producers give to blocks of zeros
 ZERO_BLOCK = (0x00, 0x80, *range(0x01, 0x09), 0x20, 0x38)
@@ -34,8 +35,8 @@ def check(fingerprints: list[dict[str, Any]]) -> Iterator[Finding]:
         if count:
             yield note(
                 "producer.zero-block",
-                f"blocks of zeros have the scale 0x{byte:02X} ({e4m3.VALUES[byte]:g}) in {count:,} tensors, as {who} "
-                "writes them",
+                f"blocks of zeros have the scale 0x{byte:02X} ({e4m3.VALUES[byte]:g}) in {counted(count, 'tensor')}, "
+                f"as {who} writes them",
                 count,
                 len(fingerprints),
             )

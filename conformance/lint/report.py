@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from nvfp4ref.container import counted
+
 CLEAN, FAULTS, NOT_JUDGED = "clean", "faults", "not-judged"
 FAULT, NOTE = "fault", "note"
 
@@ -161,7 +163,8 @@ class LintReport:
                 yield from _grouped(severity, name, found)
         if self.others:
             types = ", ".join(f"{n} {dtype}" for dtype, n in Counter(one.dtype for one in self.others).most_common())
-            yield f"  not NVFP4: {len(self.others):,} arrays ({types}), {_names(one.name for one in self.others)}"
+            arrays = counted(len(self.others), "array")
+            yield f"  not NVFP4: {arrays} ({types}), {_names(one.name for one in self.others)}"
 
     def _headline(self) -> str:
         families = ", ".join(f"{n:,} {family}" for family, n in self.families.items()) or "none"

@@ -11,7 +11,7 @@ from conformance.lint.facts import Facts, choose_order, fingerprint
 from conformance.lint.matrix import Matrix, matrices
 from conformance.lint.measure import measure
 from conformance.lint.report import Finding, LintReport, Other, TensorReport, fault, merged, note
-from nvfp4ref.container import DumpError, PathLike
+from nvfp4ref.container import DumpError, PathLike, counted
 
 Progress = Callable[[str, int, int], None]
 
@@ -75,7 +75,7 @@ class _Run:
             listed = ", ".join(names[:5]) + (" …" if len(names) > 5 else "")
             yield fault(
                 "checkpoint.missing-tensor",
-                f"the index lists {len(names):,} tensors that no file has: {listed}",
+                f"the index lists {counted(len(names), 'tensor')} that no file has: {listed}",
                 len(names),
                 len(names),
             )
@@ -140,6 +140,6 @@ def _with_facts(report: TensorReport, one: Quantized, facts: list[Facts]) -> Ten
 def _no_tensor(checkpoint: Checkpoint) -> str:
     names = ", ".join(f"{one.name} {one.dtype}" for one in checkpoint.others[:3])
     return (
-        f"{checkpoint.path}: holds no NVFP4 tensor that is known, but {len(checkpoint.others):,} other arrays"
+        f"{checkpoint.path}: holds no NVFP4 tensor that is known, but {counted(len(checkpoint.others), 'other array')}"
         f"{f' ({names} …)' if names else ''}"
     )

@@ -15,6 +15,7 @@ from conformance.count import Count
 from conformance.exhaustive import Sweep
 from conformance.report.text import case_lines, why_not_run
 from conformance.run import CONFORMS, FAILED, NOT_RUN, REFUSED, BackendResult, CaseResult, SuiteResult
+from nvfp4ref.container import counted
 
 #: What XML 1.0 cannot hold, escaped or not.
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -99,8 +100,8 @@ def _of_report(path: str, name: str, report: compare.Report) -> _Test:
     if report.verdict == compare.NOT_JUDGED:
         return _Test(path, name, 0.0, "error", report.error or "", report.verdict, str(report))
     total = sum(report.outputs.values(), Count(0, 0))
-    counted = f"{total.different:,} of {total.compared:,} items"
-    message = f"differs from {report.arithmetic}, first at {report.stage}: {counted}"
+    items = f"{total.different:,} of {counted(total.compared, 'item')}"
+    message = f"differs from {report.arithmetic}, first at {report.stage}: {items}"
     return _Test(path, name, 0.0, "failure", message, report.verdict, str(report))
 
 

@@ -25,8 +25,9 @@ from conformance.report.checks import Checks
 from conformance.report.files import write_text
 from conformance.report.seen import Kept, Seen
 from conformance.report.tensor import Tensor, tensor
-from conformance.report.text import case_lines, refusals, why_not_run
+from conformance.report.text import case_lines, conforming, differing, refusals, why_not_run
 from conformance.terminal import refuse_unwritable
+from nvfp4ref.container import counted
 
 _CASES = 100  # departing cases of a backend that are listed
 _ELEMENTS = 4  # of a case that is shown in full
@@ -162,15 +163,15 @@ def require_html(path: str) -> None:
 
 def _of_checks(checks: Checks) -> Page:
     verdicts = [report.verdict for _, _, report in checks.reports]
-    counted = ", ".join(f"{_VERDICTS[one][0]}: {verdicts.count(one)}" for one in dict.fromkeys(verdicts))
+    each = ", ".join(f"{_VERDICTS[one][0]}: {verdicts.count(one)}" for one in dict.fromkeys(verdicts))
     worst = max(checks.reports, key=lambda one: one[2].exit_code, default=None)
     several = len(checks.tensors) != 1
-    headline = counted if several else _headline(checks.tensors[0])
+    headline = each if several else _headline(checks.tensors[0])
     book = ledger.load()
     rows = rules.rows(checks.counts)
     deviations = [[one.found["id"] for one in tensor.deviations] for tensor in checks.tensors]
     return Page(
-        title=f"{len(checks.tensors)} tensors" if several else checks.tensors[0].label,
+        title=counted(len(checks.tensors), "tensor") if several else checks.tensors[0].label,
         verdict="not-judged" if worst is None else worst[2].verdict,
         headline=headline or "nothing was checked",
         facts={"nvfp4ref": nv.__version__} | ({} if several else checks.tensors[0].facts),
@@ -191,7 +192,7 @@ def _headline(one: Tensor) -> str:
     report = one.report
     if report.verdict == "not-judged":
         return report.error or "not judged"
-    said = f"{one.total.different:,} of {one.total.compared:,} items differ from {report.arithmetic}"
+    said = f"{differing(one.total)} from {report.arithmetic}"
     return said + (f", first at {report.stage}" if report.stage else "")
 
 
@@ -214,7 +215,7 @@ def _of_run(
     ran = [one for one in backends if one.verdict != "not run"]
     good = sum(one.verdict == "conforms" for one in ran)
     bad = any(one.verdict in (run.DEPARTS, run.FAILED) for one in backends) or result.exit_code
-    said = f"{good} of {len(ran)} backends that ran conform to the preset they declare"
+    said = conforming(good, len(ran))
     return Page(
         title=f"Suite {result.suite}",
         verdict="departs" if bad else "conforms" if ran or result.sweeps else "not run",
@@ -321,6 +322,7 @@ def _render(page: Page, made: datetime) -> str:
     tokens = {one.name: {text: token for token, text in one.options} for one in page.filters}
     environment.filters["words"] = lambda verdict: _VERDICTS[verdict.replace(" ", "-")]
     environment.filters["share"] = _share
+    environment.filters["counted"] = counted
     environment.filters["sentence"] = lambda text: text[:1].upper() + text[1:]
     environment.filters["marked"] = _marked
     environment.filters["why_not_run"] = why_not_run

@@ -16,6 +16,7 @@ from conformance.report.drawing import picture
 from conformance.report.examples import Example, examples
 from conformance.report.places import PICKED, Bar, Grid, Sheet, close_up, survey
 from conformance.side import Side
+from nvfp4ref.container import agreed, counted
 from nvfp4ref.dump import Dump
 
 _LISTED = 5  # rows, tiles and lanes that are named
@@ -274,15 +275,17 @@ def _summary(grid: Grid, sheet: Sheet) -> str:
         rows, columns = grid.counts.shape
         top, left = grid.origin
         number = int(grid.counts.sum())
-        return f"{number:,} codes differ in rows {top} to {top + rows - 1}, columns {left} to {left + columns - 1}"
+        codes = f"{counted(number, 'code')} {agreed(number, 'differs', 'differ')}"
+        return f"{codes} in rows {top} to {top + rows - 1}, columns {left} to {left + columns - 1}"
     if grid.view in ("tile", "atom"):
         down, across = ("row of the tile", "lane") if grid.view == "tile" else ("block of the atom", "row of the atom")
         return f"by {across}: {_places(grid.counts.sum(0))}; by {down}: {_places(grid.counts.sum(1))}"
     touched = int(np.count_nonzero(sheet.by_row))
     cells = int(np.count_nonzero(grid.counts))
     return (
-        f"{sheet.different:,} {'codes' if grid.item == 'codes' else 'scale bytes'} differ, in {touched:,} of "
-        f"{len(sheet.by_row):,} rows and {cells:,} of {grid.counts.size:,} cells; by row: {_places(sheet.by_row)}"
+        f"{counted(sheet.different, 'code' if grid.item == 'codes' else 'scale byte')} "
+        f"{agreed(sheet.different, 'differs', 'differ')}, in {touched:,} of {counted(len(sheet.by_row), 'row')} and "
+        f"{cells:,} of {counted(grid.counts.size, 'cell')}; by row: {_places(sheet.by_row)}"
     )
 
 

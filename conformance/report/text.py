@@ -6,6 +6,7 @@ from collections import Counter
 
 from conformance.count import Count
 from conformance.run import BASELINE, CONFORMS, DEPARTS, FAILED, NOT_RUN, BackendResult, CaseResult, SuiteResult
+from nvfp4ref.container import agreed, counted
 
 _SHOWN = 5  # departing cases of a backend that are listed
 _STATUS = {CONFORMS: "conforms to", DEPARTS: "DEPARTS from", FAILED: "FAILED under"}
@@ -22,7 +23,7 @@ def as_text(result: SuiteResult) -> str:
     ran = [one for one in result.backends if one.status != NOT_RUN]
     good = sum(one.status == CONFORMS for one in ran)
     others = f"{len(result.backends) - len(ran)} not run"
-    lines += ["", f"{good} of {len(ran)} backends that ran conform to the preset they declare; {others}"]
+    lines += ["", f"{conforming(good, len(ran))}; {others}"]
     return "\n".join(lines)
 
 
@@ -43,7 +44,7 @@ def why_not_run(one: BackendResult) -> str:
 def refusals(one: BackendResult) -> list[str]:
     """What a backend refused, a line a reason, the commonest first."""
     counts = Counter(one.refused.values())
-    return [f"refused {'one case' if n == 1 else f'{n} cases'}: {reason}" for reason, n in counts.most_common(_SHOWN)]
+    return [f"refused {counted(n, 'case')}: {reason}" for reason, n in counts.most_common(_SHOWN)]
 
 
 def _backend(one: BackendResult, width: int) -> list[str]:
@@ -51,8 +52,9 @@ def _backend(one: BackendResult, width: int) -> list[str]:
     if one.status == NOT_RUN:
         return [f"{one.name:<{width}}  not run: {why_not_run(one)}"]
     verdict = f"{_STATUS[one.status]} {one.preset}"
+    cases, differ = counted(len(one.cases), "case"), differing(sum(one.totals().values(), Count(0, 0)))
     lines = [
-        f"{one.name:<{width}}  {verdict}: {len(one.cases)} cases, {_sum(one.totals())}; {one.seconds:.1f} s",
+        f"{one.name:<{width}}  {verdict}: {cases}, {differ}; {one.seconds:.1f} s",
         f"{indent}{one.version}",
     ]
     baseline = one.totals(baseline=True)
@@ -62,14 +64,20 @@ def _backend(one: BackendResult, width: int) -> list[str]:
     bad = [case for case in one.cases if case.status in (DEPARTS, FAILED)]
     lines += [f"{indent}{line}" for case in bad[:_SHOWN] for line in case_lines(case)]
     if len(bad) > _SHOWN:
-        lines.append(f"{indent}… and {len(bad) - _SHOWN} cases more; --json has them all")
+        lines.append(f"{indent}… and {counted(len(bad) - _SHOWN, 'case')} more; --json has them all")
     return lines
 
 
-def _sum(totals: dict[str, Count]) -> str:
-    compared = sum(one.compared for one in totals.values())
-    different = sum(one.different for one in totals.values())
-    return f"{different:,} of {compared:,} items differ"
+def differing(total: Count) -> str:
+    """How many items differ, in words."""
+    of = counted(total.compared, "item")
+    return f"{total.different:,} of {of} {agreed(total.different, 'differs', 'differ')}"
+
+
+def conforming(good: int, ran: int) -> str:
+    """How many backends conform, in words."""
+    those = "backend that ran conforms to the preset it declares"
+    return f"{good} of {ran} {agreed(ran, those, 'backends that ran conform to the preset they declare')}"
 
 
 def _departure(one: BackendResult, baseline: dict[str, Count]) -> list[str]:
@@ -78,4 +86,4 @@ def _departure(one: BackendResult, baseline: dict[str, Count]) -> list[str]:
         return [f"against {BASELINE}: no difference in these cases"]
     number = sum(any(count.different for count in case.baseline.values()) for case in one.cases)
     causes = ", ".join(f"{cause} {different:,}" for cause, different in one.causes().items())
-    return [f"departs from {BASELINE} in {number} cases: {', '.join(parts)}", f"  by cause: {causes}"]
+    return [f"departs from {BASELINE} in {counted(number, 'case')}: {', '.join(parts)}", f"  by cause: {causes}"]

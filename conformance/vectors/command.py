@@ -8,42 +8,47 @@ import os
 import sys
 from typing import Any
 
+from conformance.terminal import add_command
+from nvfp4ref.container import counted
+
 
 def add(subparsers: Any) -> None:
     """Add ``vectors`` and its actions to the parser of ``nvfp4``."""
-    vectors = subparsers.add_parser("vectors", help="language-neutral vectors, and the pipe to a device under test")
+    vectors = add_command(subparsers, "vectors", "language-neutral vectors, and the pipe to a device under test")
     actions = vectors.add_subparsers(metavar="ACTION", required=True, parser_class=type(vectors))
 
-    one = actions.add_parser("export", help="write JSON and binary files for any language")
+    one = add_command(actions, "export", "write JSON and binary files for any language")
     one.add_argument("folder", metavar="DIR", help="a new folder, or an earlier export, which is replaced")
-    one.add_argument("--size", choices=["small", "full"], default="small", help="small (default): under 5 MB")
+    one.add_argument("--size", choices=["small", "full"], default="small", help="small, the default, has under 5 MB")
     _add_rules(one)
     one.set_defaults(run=_export)
 
-    one = actions.add_parser("lint", help="are exported files whole and right; exit 0 yes, 1 no, 2 not readable")
-    one.add_argument("folder", metavar="DIR")
+    one = add_command(actions, "lint", "are exported files whole and right; exit 0 yes, 1 no, 2 not readable")
+    one.add_argument("folder", metavar="DIR", help="of an export")
     one.set_defaults(run=_lint)
 
-    one = actions.add_parser("list", help="the rules that have vectors, and the operations of the pipe")
+    one = add_command(actions, "list", "the rules that have vectors, and the operations of the pipe")
     one.set_defaults(run=_list)
 
-    one = actions.add_parser("generate", help="write requests, a line an operation, for a device under test")
+    one = add_command(actions, "generate", "write requests, a line an operation, for a device under test")
     _add_stream(one)
     one.set_defaults(run=_generate)
 
-    one = actions.add_parser("verify", help="judge the answers on stdin; exit 0 right, 1 wrong, 2 not whole")
+    one = add_command(actions, "verify", "judge the answers on stdin; exit 0 right, 1 wrong, 2 not whole")
     _add_timeout(one)
     one.add_argument("--json", action="store_true", help="one JSON object on stdout")
     one.set_defaults(run=_verify)
 
-    one = actions.add_parser("run", help="generate | DEVICE | verify in one, with a time limit")
+    one = add_command(actions, "run", "generate | DEVICE | verify in one, with a time limit")
     _add_stream(one)
     _add_timeout(one)
     one.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    one.add_argument("command", metavar="DEVICE", nargs=argparse.REMAINDER, help="the program, after --")
+    one.add_argument(
+        "command", metavar="DEVICE", nargs=argparse.REMAINDER, help="the program and its arguments, after --"
+    )
     one.set_defaults(run=_run)
 
-    one = actions.add_parser("answer", help="a device that follows the specification: answers requests on stdin")
+    one = add_command(actions, "answer", "a device that follows the specification: answers requests on stdin")
     one.add_argument("--deviation", metavar="ID", help="with this known fault, to see how it is reported")
     one.set_defaults(run=_answer)
 
@@ -54,8 +59,10 @@ def _add_rules(parser: argparse.ArgumentParser) -> None:
 
 def _add_stream(parser: argparse.ArgumentParser) -> None:
     _add_rules(parser)
-    parser.add_argument("--count", type=_positive, metavar="N", help="lines; default: every constructed one")
-    parser.add_argument("--seed", type=_seed, default=0, metavar="S", help="of the random lines beyond those")
+    parser.add_argument("--count", type=_positive, metavar="N", help="how many lines; default: every constructed one")
+    parser.add_argument(
+        "--seed", type=_seed, default=0, metavar="S", help="seed of the random lines beyond those; default 0"
+    )
 
 
 def _add_timeout(parser: argparse.ArgumentParser) -> None:
@@ -90,15 +97,15 @@ def _seconds(text: str) -> float:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from conformance.terminal import progress
+    from conformance.terminal import complain, progress
     from conformance.vectors.export import export
 
-    index = export(options.folder, options.size, options.rule, progress())
+    index = export(options.folder, options.size, options.rule, progress(), complain)
     size = sum(one["bytes"] for one in index["groups"])
     results = sum(one["results"] for one in index["groups"])
     print(
-        f"{options.folder}: {len(index['groups'])} rules, {results:,} results, {size / 1e6:.1f} MB of data, "
-        f"specification {index['spec']}"
+        f"{options.folder}: {counted(len(index['groups']), 'rule')}, {counted(results, 'result')}, "
+        f"{size / 1e6:.1f} MB of data, specification {index['spec']}"
     )
     return 0
 
@@ -109,7 +116,7 @@ def _lint(options: argparse.Namespace) -> int:
     found = lint(options.folder)
     for sentence in found:
         print(sentence)
-    print(f"{options.folder}: {f'{len(found)} faults' if found else 'whole, consistent and right'}")
+    print(f"{options.folder}: {counted(len(found), 'fault') if found else 'whole, consistent and right'}")
     return 1 if found else 0
 
 

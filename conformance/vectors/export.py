@@ -17,6 +17,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from conformance.vectors.fields import TYPES, little_endian
 from conformance.vectors.groups import NOT_COVERED, SIZES, Group, chosen
 from conformance.vectors.schema import FORMAT, SCHEMA
 from conformance.vectors.sets import Named, Set
+from nvfp4ref.container import counted
 
 ALIGNMENT = 16
 Progress = Callable[[str, int, int], None]
@@ -36,6 +38,7 @@ def export(
     size: str = "small",
     rules: Sequence[str] | None = None,
     progress: Progress | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Write the vectors into a folder, all of them or nothing.
 
@@ -44,6 +47,7 @@ def export(
         size: "small" (under 5 MB) or "full".
         rules: ids of docs/spec.md; default all that have vectors.
         progress: called with a rule, groups done, groups in all.
+        say: called with what is replaced, in a sentence, before anything is done.
     Returns:
         The object of index.json.
     Raises:
@@ -52,7 +56,9 @@ def export(
     if size not in SIZES:
         raise ValueError(f"size is one of {', '.join(SIZES)}; got {size!r}")
     groups, target = chosen(rules), Path(os.path.realpath(folder))
-    _refuse_foreign(target)
+    replaced = _earlier(target)
+    if replaced is not None and say is not None:
+        say(f"{folder}: replaces the export that is there, of {replaced}")
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
     try:
         temporary.mkdir(parents=True)
@@ -71,19 +77,29 @@ def export(
     return index
 
 
-def _refuse_foreign(target: Path) -> None:
-    """An export replaces an earlier one, and nothing else."""
+def _earlier(target: Path) -> str | None:
+    """What an export would replace, in words; None where there is nothing.
+
+    It replaces an earlier export, all of whose files are its own, and nothing else: ValueError.
+    """
     if not target.exists():
-        return
+        return None
     if not target.is_dir():
         raise ValueError(f"{target} is no folder: name a new one, or an earlier export")
     found = {path.name for path in target.iterdir()}
-    ours = {"index.json", "index.txt", "schema.json"}
-    if found & ours:
-        ours |= {name for name in found if name.endswith((".json", ".bin"))}
-    foreign = sorted(found - ours)
+    if not found:
+        return None
+    index: Any = None
+    with suppress(OSError, ValueError):
+        index = json.loads((target / "index.json").read_bytes())
+    rules: list[str] = []
+    if isinstance(index, dict) and index.get("format") == FORMAT and isinstance(index.get("groups"), list):
+        rules = [str(one.get("rule")) for one in index["groups"] if isinstance(one, dict)]
+    files = {f"{rule}{suffix}" for rule in rules for suffix in (".json", ".bin")}
+    foreign = sorted(found - {"index.json", "index.txt", "schema.json", *files} if rules else found)
     if foreign:
         raise ValueError(f"{target} holds {foreign[0]!r}, which is no part of an export: name a new folder")
+    return f"{counted(len(rules), 'rule')}, size {index.get('size')}, specification {index.get('spec')}"
 
 
 def _write(folder: Path, groups: Sequence[Group], size: str, progress: Progress | None) -> dict[str, Any]:

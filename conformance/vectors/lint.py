@@ -20,6 +20,7 @@ from conformance.vectors.fields import TYPES, Array, different_rows
 from conformance.vectors.groups import GROUPS
 from conformance.vectors.operations import OPERATIONS
 from conformance.vectors.schema import FORMAT
+from nvfp4ref.container import agreed, counted
 
 _FIXED = ("index.json", "index.txt", "schema.json")
 
@@ -169,6 +170,7 @@ def _of_rows(one: dict[str, Any], arrays: dict[str, Array]) -> Iterator[str]:
     wrong = different_rows(found, expected)
     if wrong.any():
         yield (
-            f"set {one['name']}: {int(wrong.sum())} of {len(wrong)} rows hold another result than the specification's, "
+            f"set {one['name']}: {int(wrong.sum())} of {counted(len(wrong), 'row')} "
+            f"{agreed(int(wrong.sum()), 'holds', 'hold')} another result than the specification's, "
             f"first row {int(wrong.argmax())}"
         )

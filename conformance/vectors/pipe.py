@@ -23,6 +23,7 @@ from conformance.vectors.fields import Array
 from conformance.vectors.groups import Rows, chosen
 from conformance.vectors.operations import OPERATIONS, Operands, Operation, Settings
 from conformance.vectors.random import Random
+from nvfp4ref.container import counted
 
 NAME = "nvfp4-pipe"
 CHUNK = 4096  # lines of one operation that follow one another, and that are answered together
@@ -221,7 +222,7 @@ def _operands(lines: Sequence[str], operation: Operation, first: int) -> Operand
     rows = [line.split()[2:] for line in lines]
     for number, row in enumerate(rows, first):
         if len(row) != len(fields):
-            raise ValueError(f"line {number}: {operation.name} takes {len(fields)} operands; got {len(row)}")
+            raise ValueError(f"line {number}: {operation.name} takes {counted(len(fields), 'operand')}; got {len(row)}")
         for field, text in zip(fields, row, strict=True):
             try:
                 field.check_text(text)

@@ -16,6 +16,7 @@ from conformance.vectors.groups import GROUPS
 from conformance.vectors.operations import Operation, Settings
 from conformance.vectors.pipe import DECLINED, Batch, Plan
 from conformance.vectors.source import LONGEST, Stalled, TooLong
+from nvfp4ref.container import agreed, counted
 
 EXAMPLES = 3  # shown of each kind
 KEPT = 2048  # answers of an operation that deviations are tried on, of right ones and of wrong ones
@@ -143,14 +144,16 @@ class Outcome:
         judged = sum(bool(one.judged) for one in self.tallies.values())
         verdict = {0: "right", 1: "WRONG", 2: "NOT JUDGED" if not self.judged else "NOT WHOLE"}[self.exit_code]
         lines.append(
-            f"{verdict}: {right} of {judged} operations right, {self.wrong:,} of {self.judged:,} answers differ"
-            + (f"; the stream is not whole: {sum(self.counts.values()):,} faults" if self.faults else "")
+            f"{verdict}: {right} of {counted(judged, 'operation')} right, "
+            f"{self.wrong:,} of {counted(self.judged, 'answer')} {agreed(self.wrong, 'differs', 'differ')}"
+            + (f"; the stream is not whole: {counted(sum(self.counts.values()), 'fault')}" if self.faults else "")
         )
         return "\n".join(lines)
 
 
 def _tally_lines(label: str, one: Tally) -> Iterator[str]:
-    parts = [f"{one.judged:,} answers, {f'{one.wrong:,} differ' if one.wrong else 'all right'}"] if one.judged else []
+    differ = f"{one.wrong:,} {agreed(one.wrong, 'differs', 'differ')}" if one.wrong else "all right"
+    parts = [f"{counted(one.judged, 'answer')}, {differ}"] if one.judged else []
     parts += [f"{one.declined:,} declined"] if one.declined else []
     yield f"{label}  {'; '.join(parts)}"
     names = [item.name for item in one.operation.operands]
@@ -405,7 +408,7 @@ class Verifier:
     def _finish(self) -> None:
         self.outcome.read_to_the_end = True
         if self.outcome.plan is None:
-            lines = f"{self._line} lines came" if self._line else "nothing came"
+            lines = f"{counted(self._line, 'line')} came" if self._line else "nothing came"
             self._stop(f"the stream has no beginning: {lines}, and no line '# nvfp4-pipe …'")
             return
         following = self._next_number()
@@ -414,12 +417,14 @@ class Verifier:
         if not self._ended:
             self._stop(
                 f"the output ends after {self._where()}, before the line '# end {self._total}': the device stopped, "
-                f"{behind:,} of {self._total:,} answers did not come"
+                f"{behind:,} of {counted(self._total, 'answer')} did not come"
             )
         if missing and (self._ended or missing > behind):
             first = next(iter(self._late), following)
             self.outcome.fault(
-                "missing answers", f"{missing:,} of {self._total:,} answers are missing, first number {first}"
+                "missing answers",
+                f"{missing:,} of {counted(self._total, 'answer')} {agreed(missing, 'is', 'are')} missing, "
+                f"first number {first}",
             )
 
 

@@ -46,7 +46,8 @@ def jax_gpu() -> Any:
         found = []
     if not found:
         raise RuntimeError(
-            f"jax {jax.__version__} finds no NVIDIA GPU: install jax[cuda13] and run this where nvidia-smi shows one"
+            f"jax {jax.__version__} finds no NVIDIA GPU: pip install 'jax[cuda13]', and run this where "
+            "nvidia-smi shows one"
         )
     return found[0]
 

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -57,10 +57,17 @@ _OPTIONAL = "nv/target"
 
 @dataclass(frozen=True)
 class Headers:
-    """Include folders that hold the headers, and what they are called."""
+    """Include folders that hold the headers, and what they are called.
+
+    ``version`` is written into recordings and has no path; ``where`` is for the messages that people get.
+    """
 
     folders: tuple[Path, ...]
     version: str
+    where: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.version}, in {self.where}," if self.where else self.version
 
     def find(self, name: str) -> Path | None:
         return next((folder / name for folder in self.folders if (folder / name).is_file()), None)
@@ -84,7 +91,7 @@ def find_headers() -> Headers:
             return headers
         incomplete = incomplete or headers
     if incomplete is not None:
-        raise RuntimeError(f"{incomplete.version} lacks {', '.join(incomplete.missing)}: {INSTALL}")
+        raise RuntimeError(f"{incomplete} lacks {', '.join(incomplete.missing)}: {INSTALL}")
     raise RuntimeError(
         "NVIDIA's cuda_fp4.h and cuda_fp8.h are not installed: "
         f"{INSTALL}, or set CUDA_HOME to a CUDA toolkit of version 12.8 or newer"
@@ -120,14 +127,14 @@ def _toolkits() -> Iterator[Path]:
 
 def _toolkit_headers(root: Path) -> Headers | None:
     folders = (root / "include", *sorted(root.glob("targets/*/include")))
-    headers = Headers((*folders, *(folder / "cccl" for folder in folders)), f"the CUDA toolkit of {root}")
+    headers = Headers((*folders, *(folder / "cccl" for folder in folders)), "the system's CUDA toolkit", str(root))
     if headers.find("cuda_fp4.h") is None:
         return None
     runtime = headers.find("cuda_runtime_api.h")
     text = runtime.read_text("utf-8", "replace") if runtime else ""
     if number := re.search(r"#define\s+CUDART_VERSION\s+(\d+)", text):
         major, minor = divmod(int(number[1]), 1000)
-        return Headers(headers.folders, f"CUDA {major}.{minor // 10} of {root}")
+        return replace(headers, version=f"{headers.version} {major}.{minor // 10}")
     return headers
 
 
@@ -148,7 +155,7 @@ def find_compiler() -> tuple[str, ...]:
 
 
 def _compiler_version(compiler: tuple[str, ...]) -> str:
-    return (_run([*compiler, "--version"]).stdout.splitlines() or [compiler[0]])[0]
+    return (_run([*compiler, "--version"]).stdout.splitlines() or [Path(compiler[0]).name])[0]
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
@@ -227,7 +234,9 @@ def _compile(headers: Headers, compiler: tuple[str, ...], path: Path) -> None:
         if done.returncode:
             lines = [line.strip() for line in done.stderr.splitlines() if line.strip()] or ["no message"]
             first = next((line for line in lines if "error" in line), lines[0])
-            raise RuntimeError(f"{shlex.join(compiler)} cannot compile {headers.version}: {first}")
+            raise RuntimeError(
+                f"{shlex.join(compiler)} cannot compile {headers.version} of {headers.where or 'PyPI'}: {first}"
+            )
         os.replace(made, path)
 
 
@@ -372,7 +381,7 @@ class CudaHeader:
         return None
 
     def version(self) -> str:
-        """The headers' package and version, and the compiler's own first line."""
+        """The headers' package or the system's toolkit, its version, and the compiler's own first line; no path."""
         return library().version
 
     def cases(self, suite: str) -> Iterable[Case] | None:

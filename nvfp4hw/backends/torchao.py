@@ -98,11 +98,22 @@ class TorchaoMslk(TorchaoGpu):
 class TorchaoTraining(_gpu.TorchBackend):
     """The kernels of ``NVFP4TrainingConfig``: weights in 16x16 tiles; activations with the transform columnwise.
 
-    (amax/6)·S as in Transformer Engine until 2.14, but with every scale at least 2^-6, and Triton's division.
+    What they compute, by the source of torchao 0.18.0, is ``computes``.  Declared is ``te-2.14``, the nearest preset,
+    and on a GPU that can run them they are expected to depart from it in two ways:
+
+    * s = fl(fl(a/6)·S) is limited to 2^-6 … 448, 2^-6 being the smallest normal E4M3: no scale byte is below 0x08.
+      Wherever te-2.14 has a smaller one, zero blocks included, 0x08 is stored, and the codes follow from it.
+    * S, 1/S, a/6 and the encode scale are divided by Triton's ``/``, the approximate div.full.f32 (DIV-APPROXIMATE;
+      whether a Blackwell GPU has the table of an H200 is open), which moves single scales and codes beside midpoints.
+
+    What NaN gives in a clamp is Triton's choice; of finite input the source leaves nothing else open.
     """
 
     name = "torchao-training"
     preset = "te-2.14"
+    computes: ClassVar[nv.Arithmetic] = nv.arithmetic(
+        "te-2.14", block_scale_max="e4m3-max", scale_floor=2.0**-6, division="rcp-approx"
+    )
     features = frozenset(("quantize", "bfloat16", "1x16", "16x16", "row", "col", "rht", "given-amax"))
     distributions = ("torchao", "torch", "triton")
     uses = (

@@ -17,6 +17,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from nvfp4ref.container import counted
+
 Array = np.ndarray[Any, Any]
 Progress = Callable[[str, int, int], None]
 
@@ -104,7 +106,7 @@ class Output:
         except ValueError:
             found = []
         if len(found) != count:
-            raise ProbeError(f"the probe's line {key!r} does not hold {count} integers: {self.one(key)!r}")
+            raise ProbeError(f"the probe's line {key!r} does not hold {counted(count, 'integer')}: {self.one(key)!r}")
         return found
 
     def array(self, name: str, dtype: Any, shape: tuple[int, ...] | None = None) -> Array:
@@ -114,7 +116,9 @@ class Output:
         kind, data = np.dtype(dtype), self.files[name]
         size = len(data) // kind.itemsize if shape is None else int(np.prod(shape))
         if len(data) != size * kind.itemsize:
-            raise ProbeError(f"the probe's file {name} has {len(data)} bytes; expected {size * kind.itemsize}")
+            raise ProbeError(
+                f"the probe's file {name} has {counted(len(data), 'byte')}; expected {size * kind.itemsize}"
+            )
         array: Array = np.frombuffer(data, kind).reshape(size if shape is None else shape)
         return array
 
@@ -244,7 +248,9 @@ class Probe:
         if not _same(told, 0) or verdict != "PASS" or lines:
             different = max(different, told if type(told) is int else 0)
             if not findings.different:
-                shown = lines or [f"{_text(told)} differences, verdict {_text(verdict)}"]
+                shown = lines or [
+                    f"{_text(told)} {'difference' if _same(told, 1) else 'differences'}, verdict {_text(verdict)}"
+                ]
                 problems = problems + [{"what": "the device found", "found": line} for line in shown]
         first = (findings.first + problems)[:SHOWN]
         told_seconds: Any = record.get("seconds")

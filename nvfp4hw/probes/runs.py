@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from nvfp4hw.probes.base import SHOWN, Array, BadRecord, Output, ProbeError
+from nvfp4ref.container import counted
 
 ALL = 1 << 32
 #: Monotone stretches of the float32 patterns, both ends included: finite and Inf, then NaN, of each sign.
@@ -86,8 +87,8 @@ def read_runs(output: Output, name: str) -> Runs:
     found = output.array(name, _RUN)
     if runs != len(found):
         raise ProbeError(
-            f"the probe found {runs:,} runs and wrote {len(found):,}: these outputs are not constant over long "
-            "stretches, as the conversions of working hardware are"
+            f"the probe found {counted(runs, 'run')} and wrote {len(found):,}: these outputs are not constant over "
+            "long stretches, as the conversions of working hardware are"
         )
     return Runs(
         found["curve"].astype(np.uint16), found["start"].copy(), found["code"].astype(np.uint16), curves, first, count

@@ -26,6 +26,7 @@ from typing import Any
 
 from nvfp4hw import cache
 from nvfp4hw.probes.base import Output, Probe, ProbeError, Progress
+from nvfp4ref.container import counted
 
 FOLDER = Path(__file__).parent
 # No contraction and no flushing: the models in float32 are exact as they are written.
@@ -347,5 +348,5 @@ def _file(path: Path, size: int) -> bytes:
     except OSError:
         raise ProbeError(f"the probe's program left no file {path.name}") from None
     if len(data) != size:
-        raise ProbeError(f"the probe's file {path.name} has {len(data)} bytes; it announced {size}")
+        raise ProbeError(f"the probe's file {path.name} has {counted(len(data), 'byte')}; it announced {size}")
     return data

@@ -27,7 +27,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from ..container import DumpError, PathLike
+from ..container import DumpError, PathLike, counted
 from . import pieces, sources
 from .formats import DEFAULT, Format, several
 from .pieces import Lines, Measured, Survey, Tensor
@@ -101,9 +101,9 @@ class Study:
         for lines in ("rows", "columns"):
             padded = max((sums[f.name].padded for f in self.formats if f.columnwise == (lines == "rows")), default=0)
             if padded:
-                notes.append(f"{padded} {lines} of zeros added to whole blocks, not counted")
+                notes.append(f"{counted(padded, lines.removesuffix('s'))} of zeros added to whole blocks, not counted")
         lost = {name: int(one["lost"]) - sum(bad) for name, one in found.items() if one["lost"] > sum(bad)}
-        notes += [f"{name} makes {count:,} finite elements NaN or Inf" for name, count in lost.items()]
+        notes += [f"{name} makes {counted(count, 'finite element')} NaN or Inf" for name, count in lost.items()]
         self.results.append(Result(source, MEASURED, "; ".join(notes), found))
         self.shape.add(shape)
         layer = self.layers.setdefault(_layer(source), {one.name: Sums() for one in self.formats})

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..container import DumpError, PathLike, blame, foreign, replacing
+from ..container import DumpError, PathLike, blame, counted, foreign, replacing
 from . import figures, tables
 from .files import FAILED, SKIPPED, Study
 from .sources import printable
@@ -119,9 +119,10 @@ def html(study: Study, shown: list[Shown], title: str) -> str:
         version=__version__,
         seed=study.seed,
         measured=f"{len(study.measured):,}",
-        count=f"{len(study.results):,}",
-        elements=f"{sum(one.source.size for one in study.measured):,}",
-        sources=printable(", ".join(files[:3])) + (f" and {len(files) - 3} more files" if len(files) > 3 else ""),
+        count=counted(len(study.results), "tensor"),
+        elements=counted(sum(one.source.size for one in study.measured), "element"),
+        sources=printable(", ".join(files[:3]))
+        + (f" and {counted(len(files) - 3, 'more file')}" if len(files) > 3 else ""),
         wrong=[
             *map(printable, study.errors),
             *(f"{one.source.label}: {printable(one.note)}" for one in study.results if one.status == FAILED),

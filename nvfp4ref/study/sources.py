@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ..container import DumpError, PathLike, blame, foreign, open_archive, shown
+from ..container import DumpError, PathLike, blame, counted, foreign, open_archive, shown
 from ..fp32 import AnyArray, bfloat16
 
 _FLOATS: dict[str, np.dtype[Any]] = {
@@ -189,7 +189,9 @@ def find(paths: list[PathLike], scratch: Path, bits: str | None = None) -> Found
             tensors += opened[state]
         missing = [] if broken else [name for name in listed if name not in there]
         if missing:
-            errors.append(f"{given}: lists {len(missing):,} tensors that no file has: {', '.join(missing[:3])} …")
+            errors.append(
+                f"{given}: lists {counted(len(missing), 'tensor')} that no file has: {', '.join(missing[:3])} …"
+            )
     return Found(_kept_apart(tensors), tuple(errors), tuple(remarks))
 
 
