@@ -49,6 +49,13 @@ def milliseconds(function: Callable[..., Any], *arguments: Any, rounds: int) -> 
     return best / QUEUED * 1e3
 
 
+def waited(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The result, when it is there."""
+    import jax
+
+    return jax.block_until_ready(function(*arguments))
+
+
 def on_gpu(size: int, rounds: int) -> dict[str, float]:
     """Ratios of the floor, and a printed table."""
     import jax
@@ -125,9 +132,9 @@ def on_cpu(size: int, rounds: int) -> dict[str, float]:
         random = [jnp.asarray(options["rbits"])] if "rbits" in options else [None]
         compiled = jax.jit(lambda x, rbits, fixed=fixed: jaxpath.quantize(x, rbits=rbits, **fixed))
         placed = jnp.asarray(array)
-        turns = (
+        turns: tuple[Callable[[], Any], ...] = (
             partial(nv.quantize, array, **options),
-            lambda compiled=compiled, placed=placed, random=random: jax.block_until_ready(compiled(placed, *random)),
+            partial(waited, compiled, placed, *random),
         )
         best = [float("inf"), float("inf")]
         for turn in turns:

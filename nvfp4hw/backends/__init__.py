@@ -30,6 +30,7 @@ _BUILT_IN = {
     "modelopt": "nvfp4hw.backends.modelopt",
     "compressed-tensors": "nvfp4hw.backends.compressed_tensors",
     "jax-nn": "nvfp4hw.backends.jax_nn",
+    "jaxpath": "nvfp4hw.backends.jaxpath",
     "qwix": "nvfp4hw.backends.qwix",
     "qwantize": "nvfp4hw.backends.qwantize",
     "te-torch": "nvfp4hw.backends.te_torch",

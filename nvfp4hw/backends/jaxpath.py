@@ -11,7 +11,7 @@ from nvfp4hw.backends import _package
 from nvfp4hw.backends.base import Case, Outputs
 
 _SIDE = 256
-_OWN_SHAPE = ("shape", "rows", "tile", "hadamard", "stochastic")  # families that are asked as they are
+_OWN_SHAPE = ("shape", "rows", "hadamard", "stochastic")  # families that are asked as they are
 
 
 class JaxPath(_package.PackageBackend):
@@ -43,11 +43,12 @@ class JaxPath(_package.PackageBackend):
     def quantize(self, case: Case) -> Outputs:
         """The outputs of the directions asked for, or the codes or bytes of a bare conversion."""
         quantize, to_e4m3, encode = self._objects()
+        import jax
         import jax.numpy as jnp
 
         if case.kind != "quantize":
             name, convert = {"e2m1": ("codes", encode), "e4m3": ("bytes", to_e4m3)}[case.kind]
-            return {name: np.asarray(convert(jnp.asarray(case.x.astype(np.float32).view(np.uint32))))}
+            return {name: np.asarray(jax.jit(convert)(case.x.astype(np.float32).view(np.uint32)))}
         x = _package.matrix(case.x)
         rows, columns = x.shape
         if case.family not in _OWN_SHAPE and max(x.shape) <= _SIDE:
