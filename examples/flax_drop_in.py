@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,31 +27,35 @@ BATCH, LENGTH, WIDTH, HEADS, BLOCKS, BYTES = 4, 64, 64, 4, 2, 256
 
 
 class Block(nn.Module):
-    """Attention and MLP; every linear layer takes ``dot_general_cls``, the products of activations stay as they are."""
+    """Attention and MLP; every linear layer is quantized, the products of activations stay as they are."""
 
-    dot_general_cls: Any
+    recipe: str | None
+
+    def dense(self, features: int, name: str, kind: str) -> nn.Dense:
+        dot = None if self.recipe is None else make_dot_general_cls(self.recipe, kind=kind)
+        return nn.Dense(features, use_bias=False, dtype=jnp.bfloat16, dot_general_cls=dot, name=name)
 
     @nn.compact
     def __call__(self, x: jax.Array, _: None) -> tuple[jax.Array, None]:
-        dense = partial(nn.Dense, use_bias=False, dtype=jnp.bfloat16, dot_general_cls=self.dot_general_cls)
-        heads = dense(3 * WIDTH, name="qkv")(nn.RMSNorm(dtype=jnp.bfloat16)(x)).reshape(*x.shape[:2], 3, HEADS, -1)
-        mixed = jax.nn.dot_product_attention(heads[:, :, 0], heads[:, :, 1], heads[:, :, 2], is_causal=True)
-        x = x + dense(WIDTH, name="out")(mixed.reshape(x.shape))
-        up = dense(4 * WIDTH, name="up")(nn.RMSNorm(dtype=jnp.bfloat16)(x))
-        return x + dense(WIDTH, name="down")(jnp.square(nn.relu(up))), None
+        heads = self.dense(3 * WIDTH, "qkv", "attention")(nn.RMSNorm(dtype=jnp.bfloat16)(x))
+        q, k, v = jnp.moveaxis(heads.reshape(*x.shape[:2], 3, HEADS, -1), 2, 0)
+        mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.dense(WIDTH, "out", "attention")(mixed.reshape(x.shape))
+        up = self.dense(4 * WIDTH, "up", "mlp")(nn.RMSNorm(dtype=jnp.bfloat16)(x))
+        return x + self.dense(WIDTH, "down", "mlp")(jnp.square(nn.relu(up))), None
 
 
 class Model(nn.Module):
     """A decoder over bytes; embedding and output layer are never quantized."""
 
-    dot_general_cls: Any = None
+    recipe: str | None = None  # None: bfloat16
 
     @nn.compact
     def __call__(self, tokens: jax.Array) -> jax.Array:
         place = self.param("place", nn.initializers.normal(0.02), (LENGTH, WIDTH))
         x = nn.Embed(BYTES, WIDTH, dtype=jnp.bfloat16)(tokens) + place.astype(jnp.bfloat16)
         blocks = nn.scan(Block, variable_axes={"params": 0}, split_rngs={"params": True, STREAM: True}, length=BLOCKS)
-        x, _ = blocks(self.dot_general_cls, name="blocks")(x, None)
+        x, _ = blocks(self.recipe, name="blocks")(x, None)
         return nn.Dense(BYTES, use_bias=False)(nn.RMSNorm()(x).astype(jnp.float32))
 
 
@@ -64,33 +67,38 @@ def batches(text: bytes, seed: int = 0) -> Iterator[jax.Array]:
         yield jnp.asarray(np.stack([data[start : start + LENGTH + 1] for start in starts]).astype(np.int32))
 
 
-def train(
-    recipe: str | None, steps: int, text: bytes, report: Callable[[int, float], None] = lambda step, loss: None
-) -> list[float]:
-    """The losses of a run, nats a byte; ``recipe`` None trains in bfloat16."""
-    model = Model(None if recipe is None else make_dot_general_cls(recipe, kind="mlp"))
-    optimizer = optax.adamw(3e-3)
-    root = jax.random.key(0)
-    data = batches(text)
-    weights = jax.jit(Model().init)(root, next(data)[:, :-1])  # the same for every recipe
-    state = optimizer.init(weights)
+class Trainer:
+    """A model under one recipe, None for bfloat16, with a compiled step; ``run`` starts anew each time."""
 
-    @jax.jit
-    def step(weights: Any, state: Any, tokens: jax.Array, key: Any) -> tuple[Any, Any, jax.Array]:
-        def loss(weights: Any) -> jax.Array:
-            logits = model.apply(weights, tokens[:, :-1], rngs={STREAM: key})
-            return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+    def __init__(self, recipe: str | None) -> None:
+        model, optimizer = Model(recipe), optax.adamw(3e-3)
+        self.key = jax.random.key(0)
+        example = jnp.zeros((BATCH, LENGTH), jnp.int32)
+        self.weights = jax.jit(Model().init)(self.key, example)  # the same for every recipe
+        self.state = optimizer.init(self.weights)
 
-        value, gradient = jax.value_and_grad(loss)(weights)
-        change, state = optimizer.update(gradient, state, weights)
-        return optax.apply_updates(weights, change), state, value
+        @jax.jit
+        def step(weights: Any, state: Any, tokens: jax.Array, key: Any) -> tuple[Any, Any, jax.Array]:
+            def loss(weights: Any) -> jax.Array:
+                logits = model.apply(weights, tokens[:, :-1], rngs={STREAM: key})
+                return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
 
-    losses = []
-    for number in range(steps):
-        weights, state, value = step(weights, state, next(data), jax.random.fold_in(root, number))
-        losses.append(float(value))
-        report(number, losses[-1])
-    return losses
+            value, gradient = jax.value_and_grad(loss)(weights)
+            change, state = optimizer.update(gradient, state, weights)
+            return optax.apply_updates(weights, change), state, value
+
+        self.step = step
+
+    def run(
+        self, steps: int, text: bytes, report: Callable[[int, float], None] = lambda step, loss: None
+    ) -> list[float]:
+        """The loss of each step, nats a byte."""
+        weights, state, losses = self.weights, self.state, []
+        for number, tokens in zip(range(steps), batches(text), strict=False):
+            weights, state, value = self.step(weights, state, tokens, jax.random.fold_in(self.key, number))
+            losses.append(float(value))
+            report(number, losses[-1])
+        return losses
 
 
 def main() -> int:
@@ -99,22 +107,25 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--text", type=Path, default=Path(__file__).parent.parent / "LICENSE", help="what is learnt")
     options = parser.parse_args()
-    text = options.text.read_bytes()
-    if len(text) <= LENGTH + 1 or options.steps < 1:
-        parser.error(f"a text of more than {LENGTH + 1} bytes and at least one step are needed")
+    try:
+        make_dot_general_cls(options.recipe)
+        text = options.text.read_bytes()
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    if len(text) <= LENGTH or options.steps < 1:
+        parser.error(f"a text of more than {LENGTH} bytes and at least one step are needed")
 
     def progress(step: int, loss: float) -> None:
         if sys.stderr.isatty():
             print(f"\rstep {step + 1} of {options.steps}, loss {loss:.3f}", end="", file=sys.stderr)
 
-    runs = {name: train(name, options.steps, text, progress) for name in (None, options.recipe)}
+    runs = {name: Trainer(name).run(options.steps, text, progress) for name in (None, options.recipe)}
     if sys.stderr.isatty():
         print("\r" + " " * 40 + "\r", end="", file=sys.stderr)
-    print(f"{'step':>6}" + "".join(f"{name or 'bfloat16':>18}" for name in runs) + "   loss, nats a byte")
+    print(f"{'step':>7}" + "".join(f"{name or 'bfloat16':>18}" for name in runs) + "   loss, nats a byte")
     for number in range(0, options.steps, max(1, options.steps // 10)):
-        print(f"{number + 1:6}" + "".join(f"{losses[number]:18.4f}" for losses in runs.values()))
-    last = {name: np.mean(losses[-20:]) for name, losses in runs.items()}
-    print("last 20" + "".join(f"{mean:17.4f} " for mean in last.values()).rstrip())
+        print(f"{number + 1:7}" + "".join(f"{losses[number]:18.4f}" for losses in runs.values()))
+    print("last 20" + "".join(f"{np.mean(losses[-20:]):18.4f}" for losses in runs.values()))
     return 0
 
 

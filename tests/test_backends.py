@@ -186,6 +186,7 @@ def test_version_without_the_call(module: str, monkeypatch: pytest.MonkeyPatch) 
     backend = backend_class(module)()
     monkeypatch.setattr(type(backend), "distributions", ("numpy",))
     monkeypatch.setattr(type(backend), "uses", ("numpy:no_such_function",))
+    monkeypatch.setattr(type(backend), "versions", None)
     reason = backend.availability()
     assert reason.startswith(f"numpy {np.__version__} lacks what this backend calls (AttributeError")
     assert backend.install in reason

@@ -55,6 +55,8 @@ def _no_witness(one: UnitResult) -> str | None:
     known = probes.names() if one.unit.kind == "probe" else backends.built_in()
     if info.get("simulated") or one.unit.name not in known:
         return "it is simulated" if info.get("simulated") else "it is of another package"
+    if one.unit.name == "jaxpath":
+        return "it is this project's own"
     if one.unit.name in RECORDINGS:
         return "it is a recording replayed"
     if one.unjudged:

@@ -29,6 +29,7 @@ class JaxNN(_package.PackageBackend):
     preset = "jax-nn"
     features = frozenset(("quantize", "float32", "bfloat16", "float16", "1x16", "row", "given-amax"))
     distributions = ("jax", "jaxlib")
+    versions = ("0.10.2", "0.13")  # until 0.10.0 XLA on a CPU kept the divisions
     uses = (_QUANTIZE, _CONFIG)
     install = "pip install 'nvfp4ref[jax]'"
 

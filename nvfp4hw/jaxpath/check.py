@@ -1,7 +1,10 @@
 """A call of ``linear`` held against the oracle: its quantized operands bit for bit, its results within a derived bound.
 
-    with linear.observed(lambda call: print(check(call))):
+    calls = []
+    with linear.observed(calls.append):
         ...  # compile and run a training step
+    jax.effects_barrier()
+    print(check(calls[0]))
 
 The bound is an interval for each output.  A product of two operands is exact in float32, so that only the additions
 round: K − 1 of them, in any order and grouping, are off by at most γ·Σ|a_k·b_k|, γ = (K − 1)u/(1 − (K − 1)u) with u the

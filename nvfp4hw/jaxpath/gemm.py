@@ -7,6 +7,7 @@ Rules GEMM-ALPHA, GEMM-EPILOGUE.
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,7 @@ from nvfp4hw.jaxpath.bits import Bits, u32
 from nvfp4hw.jaxpath.tensor import NVFP4Array
 
 ALPHA_FORMS = ("pytorch", "jax", "none")
+OUT_DTYPES = tuple(jnp.dtype(t) for t in (jnp.float32, jnp.bfloat16, jnp.float16))
 
 
 def matmul(
@@ -38,12 +40,28 @@ def matmul(
         alpha: float32 factor, fixed when traced.
         bias: (N,) float32, bfloat16 or float16, added in float32 before that rounding.
         alpha_form: "pytorch" or "jax", the operation order of the tensor scales; "none": not applied.
+    Returns:
+        (M, N) of out_dtype: ``nvfp4ref.matmul`` of the model "exact" up to the order of the float32 additions.
     Raises:
         TypeError, ValueError: while tracing: other types, different K, K no multiple of 32, shape of bias.
     """
-    _check(a, b, out_dtype, bias, alpha_form)
-    total = lax.dot_general(values(a), values(b), (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
-    return _epilogue(total, a, b, bias, float(alpha), alpha_form, jnp.dtype(out_dtype))
+    dtype = _checked(a, b, out_dtype, bias, alpha_form)
+    total = product(values(a), values(b))
+    return _epilogue(total, a, b, None if bias is None else jnp.asarray(bias), float(alpha), alpha_form, dtype)
+
+
+@jax.jit
+def product(a: jax.Array, b: jax.Array) -> jax.Array:
+    """a·bᵀ of bfloat16 matrices, exact products summed in float32."""
+    shared = (((1,), (1,)), ((), ()))
+
+    def on_cpu(a: jax.Array, b: jax.Array) -> jax.Array:  # XLA of JAX 0.7 has no batched bfloat16 product there
+        return lax.dot_general(a.astype(jnp.float32), b.astype(jnp.float32), shared, precision=lax.Precision.HIGHEST)
+
+    def elsewhere(a: jax.Array, b: jax.Array) -> jax.Array:
+        return lax.dot_general(a, b, shared, preferred_element_type=jnp.float32)
+
+    return lax.platform_dependent(a, b, cpu=on_cpu, default=elsewhere)
 
 
 def values(q: NVFP4Array) -> jax.Array:
@@ -53,11 +71,12 @@ def values(q: NVFP4Array) -> jax.Array:
     normal = ((magnitude >> u32(1)) + u32(126)) << u32(23) | (magnitude & u32(1)) << u32(22)
     value = jnp.where(magnitude < u32(2), magnitude * bits.constant(0.5), normal) | (codes & u32(8)) << u32(28)
     scales = bits.of_e4m3(q.scales.reshape(*codes.shape[:2], 1) & np.uint8(0x7F))
-    product = bits.to_float(value) * bits.to_float(scales)  # neither rounded nor near float32's limits
-    return product.astype(jnp.bfloat16).reshape(codes.shape[0], -1)
+    exact = bits.to_float(value) * bits.to_float(scales)  # neither rounded nor near float32's limits
+    return exact.astype(jnp.bfloat16).reshape(codes.shape[0], -1)
 
 
-def _check(a: NVFP4Array, b: NVFP4Array, out_dtype: Any, bias: Any, alpha_form: str) -> None:
+def _checked(a: NVFP4Array, b: NVFP4Array, out_dtype: Any, bias: Any, alpha_form: str) -> np.dtype[Any]:
+    """The dtype of the result; TypeError or ValueError for what does not go together."""
     for q in (a, b):
         if not isinstance(q, NVFP4Array):
             raise TypeError(f"matmul takes NVFP4Arrays, from jaxpath.quantize; got {type(q).__name__}")
@@ -71,11 +90,17 @@ def _check(a: NVFP4Array, b: NVFP4Array, out_dtype: Any, bias: Any, alpha_form: 
         raise ValueError(f"K is a multiple of 32 in an FP4 GEMM; got {k}: pad both operands with zeros")
     if alpha_form not in ALPHA_FORMS:
         raise ValueError(f"unknown alpha form {alpha_form!r}; the forms are {', '.join(ALPHA_FORMS)}")
-    if out_dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
-        raise TypeError(f"matmul gives float32, bfloat16 or float16; got {out_dtype}")
-    columns = int(np.prod(b.shape[:-1]))
-    if bias is not None and bias.shape != (columns,):
-        raise ValueError(f"bias has one value for each of the {columns} columns; got shape {bias.shape}")
+    dtype = jnp.dtype(out_dtype)
+    if dtype not in OUT_DTYPES:
+        raise TypeError(f"matmul gives float32, bfloat16 or float16; got {dtype}")
+    columns = math.prod(b.shape[:-1])
+    if bias is not None:
+        found = getattr(bias, "dtype", type(bias).__name__)
+        if found not in OUT_DTYPES:
+            raise TypeError(f"bias is a float32, bfloat16 or float16 array; got {found}")
+        if bias.shape != (columns,):
+            raise ValueError(f"bias has one value for each of the {columns} columns; got shape {bias.shape}")
+    return dtype
 
 
 @partial(jax.jit, static_argnames=("alpha", "alpha_form", "dtype"))
@@ -89,6 +114,7 @@ def _epilogue(
     dtype: np.dtype[Any],
 ) -> jax.Array:
     out = bits.of_float(total)
+    out = jnp.where(bits.is_zero(out), u32(0), out)  # sums start from +0, whatever a device does
     amaxes = [bits.of_float(q.amax) for q in (a, b)]
     row_scaled = alpha_form != "none" and any(amax.ndim for amax in amaxes)
     if row_scaled:  # a GEMM with amaxes of one, then those of rows and columns
@@ -106,11 +132,11 @@ def _epilogue(
 def _alpha(a: NVFP4Array, b: NVFP4Array, amaxes: list[Any], alpha: float, form: str) -> Bits:
     """fl(fl(fl(alpha·A_a)·A_b)·fl(1/(M_a·M_b))), or as XLA has it fl(alpha·fl(fl(A_a/M_a)·fl(A_b/M_b)))."""
     factor = bits.constant(alpha)
-    largest = [np.float32(q.arithmetic.element_max * q.arithmetic.e4m3_max) for q in (a, b)]
+    largest = [q.arithmetic.element_max * q.arithmetic.e4m3_max for q in (a, b)]
     if form == "none":
         return jnp.asarray(factor)
     if form == "jax":
         scales = [bits.div(amax, bits.constant(m)) for amax, m in zip(amaxes, largest, strict=True)]
         return bits.mul(factor, bits.mul(*scales))
-    inverse = bits.constant(np.float32(1) / (largest[0] * largest[1]))
+    inverse = bits.constant(np.float32(1) / np.float32(largest[0] * largest[1]))
     return bits.mul(bits.mul(bits.mul(factor, amaxes[0]), amaxes[1]), inverse)

@@ -252,26 +252,18 @@ def _case(name: str, x: Array, chosen: Recipe) -> Case:
     return Case(name, "leg", x, block=row.block, directions="both", rounding=row.rounding, rht_t=column.rht, data=data)
 
 
-def _arithmetic_of_jax_nn() -> nv.Arithmetic:
-    """The preset; XLA of JAX 0.7 divides x by fl(g·d) where that of 0.10 multiplies twice (CPU, measured)."""
-    old = jax.default_backend() == "cpu" and jax.__version_info__ < (0, 8)
-    changes: dict[str, Any] = {"encode_scale": "divide-by-product"} if old else {}
-    return nv.arithmetic(_preset("jax-nn"), **changes)
-
-
 def _jax_nn(chosen: Recipe, tensors: dict[str, Array]) -> Iterator[Found]:
     preset = _preset("jax-nn")
     if reason := jax_nn.JaxNN().availability():
         yield NotRun(preset, reason)
         return
     quantize, config = jax_nn.JaxNN._objects()
-    arithmetic = _arithmetic_of_jax_nn()
     for name, operand in operands(chosen):
         x = tensors[operand.tensor]
         matrix = x if operand.axis == -1 else np.ascontiguousarray(x.T)
         found = jax_nn._jitted(quantize, config)(jnp.asarray(matrix), _global_scale(matrix))
         codes, scales = (np.asarray(a).view(np.uint8) for a in found)
-        own = _differences(codes, scales, nv.quantize(matrix, arithmetic=arithmetic))
+        own = _differences(codes, scales, nv.quantize(matrix, arithmetic=preset))
         if operand.rounding == "stochastic":
             yield Row(preset, name, x.size, own, _scales_only(scales, x, operand))
         else:
@@ -282,7 +274,7 @@ def _jax_nn(chosen: Recipe, tensors: dict[str, Array]) -> Iterator[Found]:
     except Exception as error:  # noqa: BLE001 - what a version or a device lacks, in JAX's words
         yield NotRun(f"{preset} fprop", f"jax.nn.scaled_dot_general: {' '.join(str(error).split())[:160]}")
         return
-    a, b = (nv.quantize(each, arithmetic=arithmetic) for each in (x, w))
+    a, b = (nv.quantize(each, arithmetic=preset) for each in (x, w))
     yield _result(preset, "fprop", y, a, b, "jax")
 
 

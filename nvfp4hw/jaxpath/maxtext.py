@@ -6,12 +6,14 @@ MaxText asks ``configure_quantization`` for an object with ``dot_general_cls`` a
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
 from nvfp4ref.recipe import recipe
 
 NAMES = ("te_nvfp4", "te_nvfp4_no_rht")
+REFUSED = ("use_qwix_quantization", "use_batch_split_schedule")  # where MaxText asks no quantization object
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,27 @@ class NVFP4Quantization:
         raise ValueError(f"quantization={self.name} has no einsum (MoE, KV cache): only linear layers are quantized")
 
 
+def of_config(config: Any) -> NVFP4Quantization:
+    """What MaxText's configuration asks for.
+
+    Raises:
+        ValueError: another quantization, or one of the two together with qwix or the batch-split schedule.
+    Warns:
+        UserWarning: ``scan_layers``, with which MaxText 0.2.5 keeps no generator state: each step has the same words.
+    """
+    quantization = NVFP4Quantization(config.quantization)
+    for name in REFUSED:
+        if getattr(config, name, False):
+            raise ValueError(f"quantization={quantization.name} does not go with {name}=true: set it to false")
+    if quantization.needs_apply_rngs and getattr(config, "scan_layers", False):
+        warnings.warn(
+            "MaxText 0.2.5 drops the state of the random generators of scanned layers, so that every step rounds "
+            "gradients with the same random words: set scan_layers=false",
+            stacklevel=2,
+        )
+    return quantization
+
+
 def install() -> None:
     """Make MaxText answer ``quantization=te_nvfp4`` and ``te_nvfp4_no_rht`` with this path in this process.
 
@@ -57,9 +80,7 @@ def install() -> None:
         return
 
     def configure_quantization(config: Any, quant_mode_str: str = "train") -> Any:
-        if config.quantization in NAMES:
-            return NVFP4Quantization(config.quantization)
-        return original(config, quant_mode_str)
+        return of_config(config) if config.quantization in NAMES else original(config, quant_mode_str)
 
     configure_quantization.answers_nvfp4 = True  # type: ignore[attr-defined]
     quantizations.configure_quantization = configure_quantization
