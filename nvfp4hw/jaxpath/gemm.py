@@ -114,7 +114,6 @@ def _epilogue(
     dtype: np.dtype[Any],
 ) -> jax.Array:
     out = bits.of_float(total)
-    out = jnp.where(bits.is_zero(out), u32(0), out)  # sums start from +0, whatever a device does
     amaxes = [bits.of_float(q.amax) for q in (a, b)]
     row_scaled = alpha_form != "none" and any(amax.ndim for amax in amaxes)
     if row_scaled:  # a GEMM with amaxes of one, then those of rows and columns
