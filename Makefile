@@ -32,7 +32,7 @@ test: $(ALL_STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy --strict nvfp4ref
 	$(BIN)/mypy
-	$(BIN)/pytest --cov --cov-fail-under=98 $(ARGS)
+	$(BIN)/pytest -n auto --dist loadfile --cov --cov-fail-under=98 $(ARGS)
 
 exhaustive: $(RUN_STAMP)
 	$(BIN)/nvfp4 conformance run --suite exhaustive $(ARGS)
@@ -60,6 +60,7 @@ bench: $(ALL_STAMP)
 	$(BIN)/python benchmarks/quantize.py $(ARGS)
 	$(BIN)/python benchmarks/stochastic.py
 	$(BIN)/python benchmarks/gemm.py
+	$(BIN)/python benchmarks/jax_quantize.py
 
 clean:
 	rm -rf $(VENV) $(VENV)-release build dist *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

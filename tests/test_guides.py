@@ -19,7 +19,7 @@ from conformance import cli
 from nvfp4hw import backends
 
 DOCS = Path(__file__).parent.parent / "docs"
-GUIDES = ("quickstart", "check-my-kernel", "read-a-report", "write-a-backend")
+GUIDES = ("quickstart", "check-my-kernel", "read-a-report", "write-a-backend", "jax")
 
 pytest.importorskip("jinja2")
 
