@@ -26,7 +26,7 @@ def test_every_field_is_free_or_a_choice() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(_CHOICES))
-@pytest.mark.parametrize("value", ["nonsense", 7, None, 1, 1.0, 0, [], object()], ids=lambda value: f"{type(value).__name__}-{str(value)[:8]}")
+@pytest.mark.parametrize("value", ["nonsense", 7, None, 1, 1.0, 0, [], object], ids=str)
 def test_a_field_takes_nothing_but_its_choices(name: str, value: Any) -> None:
     allowed = [c for c in _CHOICES[name] if type(c) is type(value) and c == value]
     if allowed:
