@@ -64,8 +64,10 @@ number = 5
 
 
 @pytest.fixture
-def project(pytester: pytest.Pytester) -> pytest.Pytester:
-    """A project with kernels and a test of its own."""
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """A project with kernels and a test of its own, not on a CI, where pytest repeats whole messages in its summary."""
+    for name in ("CI", "BUILD_NUMBER"):
+        monkeypatch.delenv(name, raising=False)
     pytester.makepyfile(kernels=KERNELS, test_own="def test_own():\n    assert True\n")
     pytester.syspathinsert()
     return pytester
