@@ -125,7 +125,7 @@ def main() -> int:
     print(f"{'step':>7}" + "".join(f"{name or 'bfloat16':>18}" for name in runs) + "   loss, nats a byte")
     for number in range(0, options.steps, max(1, options.steps // 10)):
         print(f"{number + 1:7}" + "".join(f"{losses[number]:18.4f}" for losses in runs.values()))
-    print("last 20" + "".join(f"{np.mean(losses[-20:]):18.4f}" for losses in runs.values()))
+    print(f"last {min(20, options.steps):2}" + "".join(f"{np.mean(losses[-20:]):18.4f}" for losses in runs.values()))
     return 0
 
 

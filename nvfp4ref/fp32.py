@@ -143,5 +143,6 @@ def require_subnormals() -> None:
         raise RuntimeError(
             "this process flushes subnormal float32 numbers to zero (a library built with -ffast-math, or "
             "torch.set_flush_denormal(True), set the processor so); the oracle cannot be exact here: "
-            "call it before that library is loaded, or in a process of its own"
+            "call it before that library is loaded, or in a process of its own; in a callback of JAX, keep the arrays "
+            "and call it afterwards"
         )

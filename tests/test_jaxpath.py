@@ -198,6 +198,33 @@ def test_the_same_under_64_bit_types() -> None:
         jax.config.update("jax_enable_x64", False)
 
 
+def test_the_same_under_other_settings() -> None:
+    """Of the user's: promotion of types and ranks, precision of products, raw keys of another generator."""
+    x = next(inputs(BF16))[1]
+    with (
+        jax.numpy_dtype_promotion("strict"),
+        jax.numpy_rank_promotion("raise"),
+        jax.default_matmul_precision("highest"),
+    ):
+        q = jax.jit(lambda x: jaxpath.quantize(x, arithmetic="four-over-six"))(x)
+        jaxpath.matmul(q, q, out_dtype="bfloat16")
+        jaxpath.quantize_both(x, rht=nv.RHT(), rounding="stochastic", rbits=jax.random.key(0))
+    assert_equal(q, nv.quantize(x, arithmetic="four-over-six"))
+    with jax.default_prng_impl("unsafe_rbg"):
+        raw = jax.random.PRNGKey(7)
+        assert stochastic.as_key(raw).dtype == jax.random.key(7, impl="unsafe_rbg").dtype
+    assert stochastic.as_key(raw).dtype == jax.random.key(7, impl="rbg").dtype
+
+
+def test_explicit_axes_are_refused_in_words() -> None:
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Explicit,))
+    x = jax.device_put(jnp.zeros((16, 32)), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d", None)))
+    with pytest.raises(ValueError, match=r"x is sharded over a mesh with the explicit axes \['d'\]: call this inside"):
+        jax.jit(jaxpath.quantize)(x)
+    with pytest.raises(ValueError, match="x is sharded over a mesh with the explicit axes"):
+        jaxpath.linear(x, jnp.zeros((32, 32)))
+
+
 # -- stochastic ------------------------------------------------------------------------------------------------
 
 
@@ -303,6 +330,15 @@ def test_gradients_are_not_lost_unseen() -> None:
     x = jnp.ones(SHAPE)
     with pytest.raises(TypeError, match="quantize has no gradient: differentiate linear or fake_quantize"):
         jax.grad(lambda x: jaxpath.dequantize(jaxpath.quantize(x)).sum())(x)
+    q = jaxpath.quantize(x)
+    for lost in (
+        lambda a: jaxpath.dequantize(jaxpath.NVFP4Array(q.packed, q.scales, a)).sum(),
+        lambda a: jaxpath.dequantize(jaxpath.quantize(x, amax=a)).sum(),
+        lambda a: jaxpath.matmul(q, q, bias=jnp.full(SHAPE[0], a)).sum(),
+        lambda a: jaxpath.matmul(q, q, alpha=a).sum(),
+    ):
+        with pytest.raises(TypeError, match="has no gradient: differentiate linear or fake_quantize"):
+            jax.grad(lost)(jnp.float32(2))
     stopped = jax.grad(lambda x: (x * jaxpath.dequantize(jaxpath.quantize(jax.lax.stop_gradient(x)))).sum())(x)
     np.testing.assert_array_equal(stopped, jaxpath.dequantize(jaxpath.quantize(x)))
     with pytest.raises(ValueError, match="fake_quantize has no rht"):
@@ -372,13 +408,14 @@ ERRORS: list[tuple[type[Exception], str, dict[str, Any]]] = [
         "row-scaled amax goes with 1x16",
         {"block": (16, 16), "arithmetic": nv.arithmetic("te", row_scaled=True)},
     ),
-    (ValueError, r"amax has one value; got shape \(2,\)", {"amax": [1, 2]}),
+    (ValueError, r"amax has one value .*; got shape \(2,\)", {"amax": [1, 2]}),
     (
         ValueError,
         r"amax has one value for each of the 32 rows of the result; got shape \(\)",
         {"amax": 1.0, "arithmetic": nv.arithmetic("te", row_scaled=True)},
     ),
-    (TypeError, "amax is a float32 number or array; got dtype int32", {"amax": jnp.arange(1)}),
+    (TypeError, "amax is a float32 number or array; got str of dtype", {"amax": "5"}),
+    (TypeError, "amax is a float32 number or array; got bool of dtype bool", {"amax": True}),
     (ValueError, "amax is given, or taken across the devices", {"amax": 1.0, "across": ("data",)}),
     (
         ValueError,
@@ -402,6 +439,8 @@ def test_errors(error: type[Exception], message: str, options: dict[str, Any]) -
 def test_errors_of_the_others() -> None:
     with pytest.raises(TypeError, match="rbits of quantize_both are a JAX key, or a pair"):
         jaxpath.quantize_both(X, rounding="stochastic", rbits=np.zeros((32, 16), np.uint32))
+    with pytest.raises(TypeError, match="dequantize takes an NVFP4Array, from jaxpath.quantize; got None"):
+        jaxpath.dequantize(None)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="dequantize gives float32, bfloat16 or float16"):
         jaxpath.dequantize(jaxpath.quantize(X), jnp.int32)
 

@@ -175,6 +175,19 @@ def test_nnx_without_stochastic_rounding_or_gradients_takes_no_keys() -> None:
     assert NnxDotGeneral("mlp-only", nnx.Rngs(0), kind="attention").keys is None
 
 
+def test_nnx_draws_no_keys_when_it_evaluates() -> None:
+    """So that a model that is closed over changes no state."""
+    model = NnxPair(nnx.Rngs(0), keys=nnx.Rngs(1))
+    before = jax.tree.leaves(nnx.state(model))
+    model.eval()
+    y = jax.jit(lambda x: model(x))(jnp.asarray(X))
+    after = jax.tree.leaves(nnx.state(model))
+    assert all(np.array_equal(str(a), str(b)) for a, b in zip(before, after, strict=True))
+    model.train()
+    assert np.array_equal(np.asarray(model(jnp.asarray(X))), np.asarray(y))
+    assert [str(a) for a in jax.tree.leaves(nnx.state(model))] != [str(a) for a in before]
+
+
 # -- errors ----------------------------------------------------------------------------------------------------
 
 
@@ -184,7 +197,7 @@ def gradient_of(layer: nn.Dense, x: Any = X, **rngs: Any) -> Any:
 
 
 def test_a_missing_stream_is_named() -> None:
-    with pytest.raises(ValueError, match="pass a JAX key .* the module's rng stream"):
+    with pytest.raises(ValueError, match="pass a JAX key .* rngs={'sr_rng'"):
         gradient_of(dense())
     gradient_of(dense(), **{STREAM: KEY})
     gradient_of(dense(), params=KEY)  # Flax's fallback
@@ -196,13 +209,14 @@ def test_a_missing_stream_is_named() -> None:
 
 
 def test_misaligned_layers() -> None:
-    with pytest.raises(ValueError, match="48 input features .* no multiple of 32: pad them with zeros to 64"):
+    with pytest.raises(ValueError, match="48 input features .* no multiple of 32: pad with zeros to 64"):
         gradient_of(dense(), X[..., :48], **{STREAM: KEY})
     with pytest.raises(ValueError, match="18 tokens .* no multiple of 32"):
         gradient_of(dense(), X[:, :9], **{STREAM: KEY})
     layer = nn.Dense(10, dot_general_cls=make_dot_general_cls())
-    with pytest.raises(ValueError, match="10 output features .* no multiple of 16"):
+    with pytest.raises(ValueError, match="10 output features .* no multiple of 16: pad with zeros to 32") as error:
         jax.eval_shape(layer.init, RANDOM, X)
+    assert error.value.__notes__[0] == "in the Flax module NVFP4DotGeneral_0"
 
 
 def test_recipes_that_cannot_be_followed() -> None:
@@ -213,6 +227,10 @@ def test_recipes_that_cannot_be_followed() -> None:
             make("paper")
         with pytest.raises(ValueError, match=r"block is 0\.\.61"):
             make("paper", block=62, blocks=62)
+        with pytest.raises(ValueError, match="keeps 10 blocks in high precision, and there are 6: nothing would be"):
+            make("paper", block=3, blocks=6)
+        with pytest.raises(ValueError, match="kind is 'attention' or 'mlp', of which the recipe 'mlp-only' speaks"):
+            make("mlp-only", kind="attn")
 
 
 def test_arguments_that_have_no_meaning_here() -> None:

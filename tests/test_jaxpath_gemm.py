@@ -54,6 +54,18 @@ COLUMNS = np.geomspace(1e-20, 1e20, N).astype(np.float32)
 ROW_SCALED = nv.arithmetic("te", row_scaled=True)
 
 
+def test_alpha_has_a_sign_even_where_it_is_zero() -> None:
+    """Equal numbers to Python, and so to a cache that they are keys of."""
+    a, b = operand(M, 1), operand(N, 2)
+    for alpha in (0.0, -0.0, 0, 2, -1e-40, float("nan")):
+        assert_equal(a, b, alpha=alpha)
+    found = jax.jit(lambda alpha: jaxpath.matmul(on_jax(a), on_jax(b), alpha=alpha))(jnp.float32(0.7))
+    np.testing.assert_array_equal(bits(found), bits(nv.matmul(a, b, model="exact", alpha=0.7)))
+    for wrong in ("2", True, None, jnp.ones(2)):
+        with pytest.raises(TypeError, match="alpha is a number, or a float32 array of no dimension"):
+            jaxpath.matmul(on_jax(a), on_jax(b), alpha=wrong)
+
+
 @pytest.mark.parametrize("form", ["pytorch", "jax", "none"])
 @pytest.mark.parametrize(("dtype", "alpha", "bias"), [(F32, 0.7, None), (BF16, 1.0, F32), (F16, 1.0, BF16)])
 def test_equals_the_oracle_where_sums_are_exact(form: str, dtype: Any, alpha: float, bias: Any) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import ml_dtypes
 import numpy as np
 
@@ -32,16 +33,18 @@ UNIT = 2.0**-24  # of float32 additions rounded to nearest, as on a CPU
 Ends = tuple[Array, Array]
 
 
-def check(call: Call, unit: float = UNIT) -> dict[str, int]:
+def check(call: Call, unit: float | None = None) -> dict[str, int]:
     """How many codes and scale bytes of each operand differ, and how many outputs of each GEMM are out of bounds.
 
     Args:
         call: from ``observed``, of a ``linear`` whose tokens lie on one device.
-        unit: the unit roundoff of the device's additions; 2^-23 for NVIDIA's tensor cores, which add 16 products cut
-            off 25 bits below the largest.
+        unit: the unit roundoff of the device's additions.  Unless given: 2^-24, and 2^-23 where JAX's default device
+            is a GPU, whose tensor cores add 16 products cut off 25 bits below the largest.
     Returns:
         "fprop x", "fprop w", "fprop", "dgrad dy", … → a number; a wrong amax counts as one.  All zero: it agrees.
     """
+    if unit is None:
+        unit = 2 * UNIT if jax.default_backend() == "gpu" else UNIT
     tensors = {"x": call.x, "w": call.w, "dy": call.dy}
     found: dict[str, int] = {}
     for gemm in GEMMS:
@@ -93,10 +96,11 @@ def bounds(a: nv.NVFP4Tensor, b: nv.NVFP4Tensor, dtype: Any = np.float32, unit: 
 
 
 def outside(found: Array, ends: Ends) -> int:
-    """How many numbers are not within their ends; NaN is where both ends are NaN."""
+    """How many numbers are not within their ends; where both ends are infinite or NaN, so may the number be."""
     low, high = (end.astype(np.float64) for end in ends)
     y = found.astype(np.float64)
-    return int((~((low <= y) & (y <= high) | np.isnan(low) & np.isnan(high) & np.isnan(y))).sum())
+    unbounded = ~np.isfinite(low) & ~np.isfinite(high) & (low != high)  # Inf·0 among them
+    return int((~((low <= y) & (y <= high) | unbounded & ~np.isfinite(y))).sum())
 
 
 def accumulators(a: Array, b: Array, unit: float = UNIT) -> Ends:

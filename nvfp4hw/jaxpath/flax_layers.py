@@ -56,9 +56,17 @@ class Layer:
 
 def _layer(recipe_: str | Recipe, kind: str, block: int | None, blocks: int | None) -> Layer:
     chosen = recipe(recipe_)
+    if kind not in ("attention", "mlp", *chosen.kinds):
+        raise ValueError(f"kind is 'attention' or 'mlp', of which the recipe {chosen.name!r} speaks; got {kind!r}")
+    kept = chosen.first_high_precision + chosen.last_high_precision
     if block is not None and blocks is not None:
+        if kept >= blocks:
+            raise ValueError(
+                f"the recipe {chosen.name!r} keeps {kept} blocks in high precision, and there are {blocks}: nothing "
+                "would be quantized"
+            )
         return Layer(chosen, chosen.quantizes(kind, block, blocks))
-    if chosen.first_high_precision or chosen.last_high_precision:
+    if kept:
         raise ValueError(
             f"the recipe {chosen.name!r} keeps the first {chosen.first_high_precision} and the last "
             f"{chosen.last_high_precision} blocks in high precision: say block= and blocks= of each layer"
@@ -83,7 +91,11 @@ class NVFP4DotGeneral(nn.Module):
         """
         drawn = self.layer.takes_key and (self.has_rng(self.stream) or self.has_rng("params"))
         key = self.make_rng(self.stream) if drawn else None
-        return self.layer.product(key, lhs, rhs, dimension_numbers, **others)
+        try:
+            return self.layer.product(key, lhs, rhs, dimension_numbers, **others)
+        except (TypeError, ValueError) as error:
+            error.add_note(f"in the Flax module {'/'.join(self.path)}")
+            raise
 
 
 def make_dot_general_cls(
@@ -111,6 +123,7 @@ class NnxDotGeneral(nnx.Module):
     """The dot_general of one layer: ``nnx.Linear(i, o, dot_general=NnxDotGeneral("te_nvfp4", rngs), rngs=rngs)``.
 
     It has a stream of keys of its own, split from ``rngs``, which is part of the model's state and counts the calls.
+    After ``model.eval()`` it draws none, so that a call changes no state; ``model.train()`` draws again.
 
     Args:
         recipe_, kind, block, blocks: those of ``make_dot_general_cls``.
@@ -130,12 +143,13 @@ class NnxDotGeneral(nnx.Module):
     ) -> None:
         self.layer = _layer(recipe_, kind, block, blocks)
         self.keys = _own_keys(rngs) if rngs is not None and self.layer.takes_key else None
+        self.deterministic = False
 
     def __call__(
         self, lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any, precision: Any = None, **others: Any
     ) -> jax.Array:
         """As NVFP4DotGeneral."""
-        key = None if self.keys is None else self.keys[STREAM]()
+        key = None if self.keys is None or self.deterministic else self.keys[STREAM]()
         return self.layer.product(key, lhs, rhs, dimension_numbers, **others)
 
 

@@ -7,6 +7,7 @@ Rules GEMM-ALPHA, GEMM-EPILOGUE.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from functools import partial
 from typing import Any
@@ -18,18 +19,19 @@ from jax import lax
 
 from nvfp4hw.jaxpath import bits
 from nvfp4hw.jaxpath.bits import Bits, u32
-from nvfp4hw.jaxpath.tensor import NVFP4Array
+from nvfp4hw.jaxpath.tensor import NVFP4Array, own_settings, without_gradient
 
 ALPHA_FORMS = ("pytorch", "jax", "none")
 OUT_DTYPES = tuple(jnp.dtype(t) for t in (jnp.float32, jnp.bfloat16, jnp.float16))
 
 
+@own_settings
 def matmul(
     a: NVFP4Array,
     b: NVFP4Array,
     *,
     out_dtype: Any = jnp.float32,
-    alpha: float = 1.0,
+    alpha: Any = 1.0,
     bias: jax.Array | None = None,
     alpha_form: str = "pytorch",
 ) -> jax.Array:
@@ -37,7 +39,7 @@ def matmul(
 
     Args:
         out_dtype: float32, bfloat16 or float16; one rounding at the end.
-        alpha: float32 factor, fixed when traced.
+        alpha: float32 factor, a number or a JAX array.
         bias: (N,) float32, bfloat16 or float16, added in float32 before that rounding.
         alpha_form: "pytorch" or "jax", the operation order of the tensor scales; "none": not applied.
     Returns:
@@ -47,7 +49,19 @@ def matmul(
     """
     dtype = _checked(a, b, out_dtype, bias, alpha_form)
     total = product(values(a), values(b))
-    return _epilogue(total, a, b, None if bias is None else jnp.asarray(bias), float(alpha), alpha_form, dtype)
+    a, b = (dataclasses.replace(q, amax=without_gradient(q.amax, "matmul")) for q in (a, b))
+    bias = None if bias is None else without_gradient(jnp.asarray(bias), "the bias of matmul")
+    return _epilogue(total, a, b, bias, _factor(alpha), alpha_form, dtype)
+
+
+def _factor(alpha: Any) -> Bits:
+    """The bits of the factor, traced: as numbers, both zeros would be one key of jit's cache."""
+    if isinstance(alpha, jax.Array) and alpha.dtype == jnp.float32 and alpha.ndim == 0:
+        return bits.of_float(without_gradient(alpha, "matmul"))
+    if isinstance(alpha, bool) or not isinstance(alpha, (int, float, np.integer, np.floating)):
+        raise TypeError(f"alpha is a number, or a float32 array of no dimension; got {type(alpha).__name__}")
+    with np.errstate(over="ignore"):
+        return jnp.asarray(bits.constant(alpha))
 
 
 @jax.jit
@@ -103,13 +117,13 @@ def _checked(a: NVFP4Array, b: NVFP4Array, out_dtype: Any, bias: Any, alpha_form
     return dtype
 
 
-@partial(jax.jit, static_argnames=("alpha", "alpha_form", "dtype"))
+@partial(jax.jit, static_argnames=("alpha_form", "dtype"))
 def _epilogue(
     total: jax.Array,
     a: NVFP4Array,
     b: NVFP4Array,
     bias: jax.Array | None,
-    alpha: float,
+    alpha: Bits,
     alpha_form: str,
     dtype: np.dtype[Any],
 ) -> jax.Array:
@@ -128,12 +142,11 @@ def _epilogue(
     return bits.to_float(out, dtype)
 
 
-def _alpha(a: NVFP4Array, b: NVFP4Array, amaxes: list[Any], alpha: float, form: str) -> Bits:
+def _alpha(a: NVFP4Array, b: NVFP4Array, amaxes: list[Any], factor: Bits, form: str) -> Bits:
     """fl(fl(fl(alpha·A_a)·A_b)·fl(1/(M_a·M_b))), or as XLA has it fl(alpha·fl(fl(A_a/M_a)·fl(A_b/M_b)))."""
-    factor = bits.constant(alpha)
     largest = [q.arithmetic.element_max * q.arithmetic.e4m3_max for q in (a, b)]
     if form == "none":
-        return jnp.asarray(factor)
+        return factor
     if form == "jax":
         scales = [bits.div(amax, bits.constant(m)) for amax, m in zip(amaxes, largest, strict=True)]
         return bits.mul(factor, bits.mul(*scales))

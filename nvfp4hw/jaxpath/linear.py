@@ -21,7 +21,7 @@ import nvfp4ref as nv
 from nvfp4hw.jaxpath import stochastic
 from nvfp4hw.jaxpath.gemm import matmul, product
 from nvfp4hw.jaxpath.quantize import dequantize, quantize, quantize_both
-from nvfp4hw.jaxpath.tensor import DTYPES, NVFP4Array
+from nvfp4hw.jaxpath.tensor import DTYPES, NVFP4Array, require_no_explicit_axes
 from nvfp4ref.recipe import Operand, Recipe, recipe
 
 BF16 = jnp.bfloat16
@@ -54,7 +54,7 @@ _observers: list[Observer] = []
 
 @contextmanager
 def observed(observer: Observer) -> Iterator[None]:
-    """Hand a Call to ``observer``, on the host, for every differentiated ``linear`` traced meanwhile.
+    """Hand a Call to ``observer``, on the host, for every differentiated ``linear`` traced meanwhile, by any thread.
 
     It is called whenever the compiled function runs, also after the context has ended, in no particular order;
     ``jax.effects_barrier()`` waits for it.  What was compiled before is not observed.  To be seen, the forward pass
@@ -116,12 +116,15 @@ def linear(
     if x.ndim < 2 or w.ndim != 2:
         raise ValueError(f"x has tokens and features, w is a matrix (N, K); got shapes {x.shape} and {w.shape}")
     if x.shape[-1] != w.shape[1]:
-        raise ValueError(f"x {x.shape} and w {w.shape} have different input features (last axis)")
+        raise ValueError(
+            f"x {x.shape} and w {w.shape} have different input features (last axis): w is (N, K), a Flax kernel is its "
+            "transpose"
+        )
     if x.size == 0 or w.size == 0:
         raise ValueError(f"x and w are not empty; got shapes {x.shape} and {w.shape}")
     _require_aligned(x.shape[-1], "input features (of x and w, summed over in fprop)", 32)
     if chosen.operands("fprop")[1].block == (16, 16):
-        _require_aligned(w.shape[0], "output features (of w, which has 16x16 blocks)", 16)
+        _require_aligned(w.shape[0], "output features (of w, which has 16x16 blocks; to be differentiated, 32)", 16)
     x, w = _varying_alike(x, w)
     tokens = x.reshape(-1, x.shape[-1]).astype(BF16)
     static = _Static(chosen, tuple(across), w.dtype)
@@ -144,6 +147,8 @@ def dot_general(
     for contracted dimensions that do not match, and what ``linear`` raises.
     """
     (of_lhs, of_rhs), batch = dimension_numbers
+    if any(not -a.ndim <= axis < a.ndim for a, axes in ((lhs, of_lhs), (rhs, of_rhs)) for axis in axes):
+        raise ValueError(f"dimensions {of_lhs} and {of_rhs} are contracted; the shapes are {lhs.shape} and {rhs.shape}")
     if tuple(map(tuple, batch)) != ((), ()):
         raise ValueError(
             f"a linear layer has no batch dimensions; got {batch}: use jax.lax.dot_general for products of activations"
@@ -174,13 +179,18 @@ def _float(a: Any, name: str) -> jax.Array:
     dtype = getattr(a, "dtype", None)
     if dtype is None or dtype not in DTYPES:
         raise TypeError(f"{name} is a float32, bfloat16 or float16 array; got {dtype or type(a).__name__}")
-    return jnp.asarray(a)
+    a = jnp.asarray(a)
+    require_no_explicit_axes(a, name)
+    return a
 
 
 def _require_aligned(length: int, what: str, multiple: int) -> None:
     if length % multiple:
-        padded = -(-length // multiple) * multiple
-        raise ValueError(f"{length} {what} are no multiple of {multiple}: pad them with zeros to {padded}")
+        padded = -(-length // 32) * 32
+        raise ValueError(
+            f"{length} {what} are no multiple of {multiple}: pad with zeros to {padded} and cut the result, or leave "
+            "this layer in high precision"
+        )
 
 
 def _one_key(key: Any) -> Any:
@@ -199,7 +209,8 @@ def _require_differentiable(x: jax.Array, w: jax.Array, key: Any, chosen: Recipe
     if key is None and not chosen.disable_stochastic_rounding:
         raise ValueError(
             f"gradients are rounded stochastically under the recipe {chosen.name!r}: pass a JAX key for this step and "
-            "layer (linear's key, or the module's rng stream), or use disable_stochastic_rounding=True"
+            "layer (in flax.linen rngs={'sr_rng': jax.random.fold_in(key, step)} of apply, in flax.nnx the rngs of "
+            "NnxDotGeneral), or take nvfp4ref.recipe.recipe(name, disable_stochastic_rounding=True)"
         )
     _require_aligned(x.shape[0], "tokens (summed over in wgrad)", 32)
     _require_aligned(w.shape[0], "output features (summed over in dgrad)", 32)

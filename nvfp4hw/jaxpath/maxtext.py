@@ -53,9 +53,10 @@ def of_config(config: Any) -> NVFP4Quantization:
     Raises:
         ValueError: another quantization, or one of the two together with qwix or the batch-split schedule.
     Warns:
-        UserWarning: ``scan_layers``, with which MaxText 0.2.5 keeps no generator state: each step has the same words.
+        UserWarning: ``scan_layers``, with which MaxText 0.2.5 keeps no generator state: each step has the same words;
+            a mixture of experts, which are not quantized.
     """
-    quantization = NVFP4Quantization(config.quantization)
+    quantization = NVFP4Quantization(getattr(config.quantization, "value", config.quantization))  # an enumeration
     for name in REFUSED:
         if getattr(config, name, False):
             raise ValueError(f"quantization={quantization.name} does not go with {name}=true: set it to false")
@@ -65,6 +66,8 @@ def of_config(config: Any) -> NVFP4Quantization:
             "gradients with the same random words: set scan_layers=false",
             stacklevel=2,
         )
+    if getattr(config, "num_experts", 1) > 1:
+        warnings.warn("the experts of a mixture stay in high precision: only linear layers are quantized", stacklevel=2)
     return quantization
 
 

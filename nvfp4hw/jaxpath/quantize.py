@@ -19,7 +19,7 @@ from nvfp4hw.jaxpath import bits, four_over_six, hadamard, kernel, stochastic
 from nvfp4hw.jaxpath.bits import Bits
 from nvfp4hw.jaxpath.elements import limits, nearest, pack
 from nvfp4hw.jaxpath.scales import block_amax, block_scale, factors, of_byte, tensor_amax, tiles_of
-from nvfp4hw.jaxpath.tensor import NVFP4Array, as_array, supported
+from nvfp4hw.jaxpath.tensor import DTYPES, NVFP4Array, as_array, own_settings, supported, without_gradient
 from nvfp4ref import e2m1
 from nvfp4ref.blocks import as_block
 
@@ -43,6 +43,7 @@ class How(NamedTuple):
         return lax.bitcast_convert_type(lax.pmax(lax.bitcast_convert_type(amax, jnp.int32), self.across), amax.dtype)
 
 
+@own_settings
 def quantize(
     x: Any,
     *,
@@ -86,6 +87,7 @@ def quantize(
     return _on_xla(x, random, given, how=how)
 
 
+@own_settings
 def quantize_both(
     x: Any,
     *,
@@ -135,7 +137,7 @@ def _checked(
 ) -> tuple[jax.Array, How]:
     """x as a JAX array, and how it is quantized; TypeError or ValueError for what does not go together."""
     ar, block = supported(arithmetic), as_block(block)
-    x = _without_gradient(as_array(x, axis, block))
+    x = without_gradient(as_array(x, axis, block), "quantize")
     if rounding not in ("nearest-even", "stochastic"):
         raise ValueError(f"rounding is 'nearest-even' or 'stochastic'; got {rounding!r}")
     if rounding == "nearest-even" and rbits is not None:
@@ -154,16 +156,24 @@ def _checked(
         hadamard.require(rht, x.dtype)
     if ar.row_scaled and across:
         raise ValueError("row-scaled amaxes are not taken across devices: give them as amax")
-    return x, How(axis, block, rht, ar, tuple(across))
+    return x, How(axis, block, rht, ar, (across,) if isinstance(across, str) else tuple(across))
 
 
 def _given_amax(amax: Any, rows: int, ar: nv.Arithmetic) -> jax.Array:
     """float32 amax, () or one a row."""
-    value = jnp.asarray(amax) if isinstance(amax, jax.Array) else jnp.asarray(np.asarray(amax, np.float32))
-    if value.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
-        raise TypeError(f"amax is a float32 number or array; got dtype {value.dtype}")
+    value = amax if isinstance(amax, jax.Array) else np.asarray(amax)
+    if value.dtype.kind not in "fiu" and value.dtype != jnp.bfloat16:
+        raise TypeError(f"amax is a float32 number or array; got {type(amax).__name__} of dtype {value.dtype}")
+    if isinstance(value, np.ndarray) or value.dtype.kind in "iu":
+        with np.errstate(all="ignore"):
+            value = jnp.asarray(value.astype(np.float32))
+    elif value.dtype == jnp.float64:
+        raise TypeError("amax is float32; got a JAX array of float64: round it yourself first")
+    value = without_gradient(value, "quantize")
     if value.size != (rows if ar.row_scaled else 1):
-        expected = f"one value for each of the {rows} rows of the result" if ar.row_scaled else "one value"
+        expected = "one value (one a row needs row_scaled=True)"
+        if ar.row_scaled:
+            expected = f"one value for each of the {rows} rows of the result"
         raise ValueError(f"amax has {expected}; got shape {value.shape}")
     return bits.to_float(bits.of_float(value)).reshape((rows,) if ar.row_scaled else ())
 
@@ -257,19 +267,24 @@ def _array(packed: jax.Array, scales: jax.Array, amax: jax.Array, x: jax.Array, 
     return NVFP4Array(packed.reshape(*leading, -1), scales.reshape(*leading, -1), amax, how.block, how.ar)
 
 
+@own_settings
 def dequantize(q: NVFP4Array, dtype: Any = jnp.float32) -> jax.Array:
     """The values of a quantized array, in the kernels' operation order (rule DEQUANTIZE): (…, K) of ``dtype``.
 
     fl(code · fl(fl(d·A)·fl(1/M))), rounded to float32, bfloat16 or float16; TypeError for another dtype.
     """
-    if dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
+    if not isinstance(q, NVFP4Array):
+        raise TypeError(f"dequantize takes an NVFP4Array, from jaxpath.quantize; got {type(q).__name__}")
+    dtype = jnp.dtype(dtype)
+    if dtype not in DTYPES:
         raise TypeError(f"dequantize gives float32, bfloat16 or float16; got {dtype}")
     scales = q.scales.reshape(-1, q.scales.shape[-1])
-    amax = bits.of_float(q.amax)
+    amax = bits.of_float(without_gradient(q.amax, "dequantize"))
     factor = of_byte(_factor, scales, amax.reshape(-1, 1) if amax.ndim else amax, q.arithmetic)
     return _values(q.codes.reshape(*factor.shape, 16), factor, dtype).reshape(q.shape)
 
 
+@own_settings
 def fake_quantize(x: Any, *, axis: int = -1, **how: Any) -> jax.Array:
     """The values of x after quantization, of its shape and dtype; the gradient passes straight through.
 
@@ -291,19 +306,6 @@ def _straight_through(x: jax.Array, values: jax.Array) -> jax.Array:
 @_straight_through.defjvp
 def _(primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
     return primals[1], tangents[0]
-
-
-@jax.custom_jvp
-def _without_gradient(x: jax.Array) -> jax.Array:
-    """x, which no gradient is to pass unseen: that of integers would be zero."""
-    return x
-
-
-@_without_gradient.defjvp
-def _(primals: Any, tangents: Any) -> Any:
-    raise TypeError(
-        "quantize has no gradient: differentiate linear or fake_quantize, or quantize jax.lax.stop_gradient(x)"
-    )
 
 
 def _factor(d: Bits, amax: Bits, ar: nv.Arithmetic) -> Bits:

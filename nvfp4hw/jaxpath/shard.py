@@ -78,7 +78,7 @@ def quantize_sharded(
     axes = tuple(name for part in parts for name in _names(part))
     if missing := [name for name in axes if name not in mesh.shape]:
         raise ValueError(f"{spec} names {missing[0]!r}; the axes of the mesh are {dict(mesh.shape)}")
-    whole = jax.eval_shape(partial(quantize, axis=axis, rbits=rbits, **how), x)
+    whole = jax.eval_shape(partial(quantize, axis=axis, rbits=rbits, **how), jax.ShapeDtypeStruct(x.shape, x.dtype))
     if whole.arithmetic.row_scaled:
         raise ValueError("row-scaled tensors have no amax of the whole: jit quantize, and XLA partitions it")
     _require_blocks(x.shape, [math.prod(mesh.shape[name] for name in _names(part)) for part in parts], axis, whole)

@@ -63,7 +63,9 @@ def is_key(rbits: Any) -> bool:
 def as_key(key: Any) -> Any:
     """A JAX key of either kind as one of the new kind."""
     if key.dtype == jnp.uint32:
-        return jax.random.wrap_key_data(key, impl={2: "threefry2x32", 4: "rbg"}[key.shape[0]])
+        configured = str(jax.config.jax_default_prng_impl)  # type: ignore[attr-defined]  # rbg or unsafe_rbg, of four words
+        four = configured if configured.endswith("rbg") else "rbg"
+        return jax.random.wrap_key_data(key, impl={2: "threefry2x32", 4: four}[key.shape[0]])
     return key
 
 

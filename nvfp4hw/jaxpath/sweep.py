@@ -153,8 +153,9 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1, help="of the oracle")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    if options.size < 16 or options.size % 16 or options.elements < 1 or options.threads < 1:
-        parser.error("size is a positive multiple of 16, elements and threads are at least 1")
+    least = min(options.size // 16, options.threads, options.seed + 1)
+    if options.size % 16 or least < 1 or not 1 <= options.elements < 1e15:
+        parser.error("size is a positive multiple of 16, elements and threads are at least 1, seed at least 0")
     start, results = time.monotonic(), []
     for result in sweep(int(options.elements), options.size, options.threads, options.seed):
         results.append(result)

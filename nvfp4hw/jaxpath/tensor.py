@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +20,7 @@ DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
 #: the fields of Arithmetic that may differ from the preset "te"
 FIELDS = ("name", "e4m3_max", "headroom", "row_scaled", "four_over_six", "four_over_six_fast_error", "stochastic")
 RULES = ("sm100", "te-fallback", "ideal")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @jax.tree_util.register_dataclass
@@ -78,6 +82,7 @@ def as_array(x: Any, axis: int, block: tuple[int, int]) -> jax.Array:
     """x as a JAX array fit for blocks along that axis; TypeError or ValueError that says what to do."""
     if not isinstance(x, jax.Array):
         x = arrays.narrow(arrays.as_array(x))
+    require_no_explicit_axes(x, "x")
     if x.dtype not in DTYPES:
         raise TypeError(f"expected float32, bfloat16 or float16; got dtype {x.dtype}: round it yourself first")
     if axis not in (-1, 0):
@@ -98,3 +103,50 @@ def as_array(x: Any, axis: int, block: tuple[int, int]) -> jax.Array:
                 f"along axis {axis} need; pad with zeros to {-(-length // 16) * 16} {name}"
             )
     return jnp.asarray(x)
+
+
+def own_settings(function: Function) -> Function:
+    """The function under JAX's own settings, whatever the user's say of promotion and of the precision of products."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        settings = (
+            jax.numpy_dtype_promotion("standard"),
+            jax.numpy_rank_promotion("allow"),
+            jax.default_matmul_precision("default"),
+        )
+        with settings[0], settings[1], settings[2]:
+            return function(*args, **kwargs)
+
+    return call  # type: ignore[return-value]
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def without_gradient(x: jax.Array, what: str) -> jax.Array:
+    """x, through which no gradient is to pass: it would be zero, unseen, since what follows is integers."""
+    return x
+
+
+@without_gradient.defjvp
+def _(what: str, primals: Any, tangents: Any) -> Any:
+    raise TypeError(
+        f"{what} has no gradient: differentiate linear or fake_quantize, or hold it fixed with jax.lax.stop_gradient"
+    )
+
+
+def require_no_explicit_axes(x: jax.Array, name: str) -> None:
+    """ValueError for an array that is sharded over a mesh with explicit axes, which reshapes here cannot follow."""
+    if not isinstance(x, jax.Array):
+        return
+    sharding: Any = getattr(jax.typeof(x), "sharding", None)
+    explicit = [
+        axis
+        for part in getattr(sharding, "spec", None) or ()
+        for axis in ((part,) if isinstance(part, str) else part or ())
+        if "Explicit" in str(dict(zip(sharding.mesh.axis_names, sharding.mesh.axis_types, strict=True))[axis])
+    ]
+    if explicit:
+        raise ValueError(
+            f"{name} is sharded over a mesh with the explicit axes {explicit}: call this inside jax.shard_map, with "
+            "across=, or make the mesh with axis_types=(jax.sharding.AxisType.Auto,) for each axis"
+        )
