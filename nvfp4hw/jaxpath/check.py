@@ -1,4 +1,4 @@
-"""A call of ``linear`` held against the oracle: its quantized operands bit for bit, its results within a derived bound::
+"""A call of ``linear`` held against the oracle: its operands bit for bit, its results within a derived bound::
 
     calls = []
     with linear.observed(calls.append):
